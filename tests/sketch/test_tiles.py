@@ -6,12 +6,14 @@ run on it too, and its results are those of the emulation, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
 import pytest
 
-from gtco.machine.target import TILES, detect
+from gtco.machine.target import TILES, Target, detect
+from gtco.tensor.sketch.attention import cpu as attention
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
@@ -25,9 +27,21 @@ from tests.kernels import (
     reference,
     runnable,
 )
-from tests.sketch.test_bfloat16 import DEEP, ROUNDED, STAGES, chain, conv, dense, half, inputs
+from tests.sketch.test_bfloat16 import (
+    ATTENTIONS,
+    DEEP,
+    ROUNDED,
+    STAGES,
+    chain,
+    conv,
+    dense,
+    half,
+    heads,
+    inputs,
+)
 
 T = TensorType
+Match = Callable[[Stage, Target], Sketch | None]
 REAL = {*TILES} <= {*detect().features}
 MACHINES = [EMULATED, *(["native"] if REAL else [])]
 # Rows of one tile and of two, full and not; several blocks, of which the last needs the
@@ -62,9 +76,9 @@ def some(sketch: Sketch, count: int, seed: int) -> list[Config]:
     return list(dict.fromkeys((every[0], every[-1], *drawn)))
 
 
-def check(stage: Stage, name: str, tolerance: float) -> None:
+def check(stage: Stage, name: str, tolerance: float, match: Match = gemm.match) -> None:
     machine, seed = runnable(name), fresh_seed()
-    sketch = gemm.match(stage, machine)
+    sketch = match(stage, machine)
     assert sketch is not None
     arrays = inputs(stage, seed)
     wanted = reference(stage, arrays).astype(np.float64)
@@ -85,6 +99,36 @@ def test_products(stage: Stage, name: str) -> None:
     """Prologues, epilogues, convolutions, and operands that are not constant."""
     rounds = stage.output.type.dtype == "bfloat16" or stage.operators[0].kind == "layer_norm"
     check(stage, name, 2 * ROUNDED if rounds else DEEP)
+
+
+HEADS = {
+    **ATTENTIONS,
+    "several_blocks": heads(37, 70, 64, 64),
+    "long_sums": heads(17, 33, 300, 40),
+    "one_row": heads(1, 197, 64, 64),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("stage", HEADS.values(), ids=HEADS)
+def test_attention(stage: Stage, name: str) -> None:
+    """A weight in the middle of two bfloat16 may round to either, half a unit of one of them."""
+    check(stage, name, 2 * ROUNDED, attention.match)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_attention_of_rows_that_a_mask_hides(name: str) -> None:
+    """With a guard after the softmax, rows without a key are 0, and a NaN in q stays in its row."""
+    machine, stage = runnable(name), heads(19, 21, 8, 8, bias=True, guarded=True)
+    sketch = attention.match(stage, machine)
+    assert sketch is not None
+    q, k, v, mask = inputs(stage, fresh_seed())
+    mask[2], q[0, 0, 4] = -np.inf, np.nan
+    wanted = reference(stage, [q, k, v, mask]).astype(np.float64)
+    for config in some(sketch, 1, 0):
+        got = build(sketch, config, machine)(q, k, v, mask)
+        assert (got[:, :, 2] == 0).all() and (got[0, 0, 4] == 0).all()
+        assert_close(got, np.nan_to_num(wanted), 2 * ROUNDED)
 
 
 @pytest.mark.parametrize("name", MACHINES)

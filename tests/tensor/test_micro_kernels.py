@@ -63,7 +63,7 @@ def product(tile: MicroKernel) -> tuple[TensorType, TensorType, object]:
     def body(em: Emitter, args: KernelArguments) -> None:
         given, taken = (Operand.of(args.inputs[x], [0, 0]) for x in "ab")
         with prepared(em, tile, tile.rows):
-            multiply(em, tile, DEPTH, given, taken, args.output, ready=tile.rows)
+            multiply(em, tile, DEPTH, given, taken, args.output)
 
     out = TensorType((tile.rows, tile.columns))
     return a, b, kernel(tile.kernel.replace(":", "_"), {"a": a, "b": b}, out, 0, tile.lanes, body)

@@ -63,7 +63,7 @@ def tile_kernel(tile: MicroKernel) -> Any:
     def body(em: Emitter, args: KernelArguments) -> None:
         a, b = (Operand.of(args.inputs[name], [0, 0]) for name in "ab")
         with prepared(em, tile, tile.rows):
-            multiply(em, tile, DEPTH, a, b, args.output, passes=REPEATS, ready=tile.rows)
+            multiply(em, tile, DEPTH, a, b, args.output, passes=REPEATS)
 
     a, b, c = operand_types(tile)
     return kernel(symbol(tile), {"a": a, "b": b}, c, 0, tile.lanes, body)

@@ -12,14 +12,15 @@ from gtco.tensor.intrinsics.table import MicroKernel
 
 
 @contextmanager
-def prepared(em: Emitter, tile: MicroKernel, rows: int) -> Iterator[None]:
-    """What a kernel does before its first product and after its last, if most products have so many
-    ``rows``.
+def prepared(em: Emitter, tile: MicroKernel, rows: int, before: int = 0) -> Iterator[None]:
+    """Prepares for products of so many ``rows``, around all products of a kernel. Within, and for
+    products of other rows, it prepares again; ``before`` are then the rows of the preparation
+    around.
     """
     if not tile.kind.in_tiles:
         yield
         return
-    with tiles.configured(em, rows):
+    with tiles.configured(em, rows, before):
         yield
 
 
@@ -35,17 +36,14 @@ def multiply(
     step: Callable[[Expr], None] = lambda k: None,
     passes: int = 1,
     runs: Expr = 1,
-    ready: int = 0,
 ) -> None:
     """c[rows, columns] = A[rows, depth] x B[depth, columns], plus ``c`` itself unless ``first``.
 
-    ``ready`` is the number of rows for which the kernel is :func:`prepared`. The other arguments
-    are those of :func:`gtco.tensor.intrinsics.emission.fma_tile`.
+    The kernel is :func:`prepared` for these rows. The other arguments are those of
+    :func:`gtco.tensor.intrinsics.emission.fma_tile`.
     """
     if tile.kind.in_tiles:
-        tiles.multiply(
-            em, tile, depth, a, b, c, first=first, step=step, passes=passes, runs=runs, ready=ready
-        )  # fmt: skip
+        tiles.multiply(em, tile, depth, a, b, c, first=first, step=step, passes=passes, runs=runs)
         return
     fma_tile(
         em,

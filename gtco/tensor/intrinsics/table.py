@@ -198,7 +198,11 @@ class MicroKernel:
         """Vector operations, as the level-0 table counts them, for ``rows`` rows by ``depth`` steps
         of k. In the tile unit ``rows`` are those that instructions cover.
         """
-        return rows * self.vectors * depth / self.kind.products
+        return rows * self.vectors * self.steps(depth) / self.kind.products
+
+    def steps(self, depth: float) -> float:
+        """The steps of k for which a tile unit multiplies; for vectors, ``depth`` itself."""
+        return ceil(depth / self.kind.step) * self.kind.step if self.kind.in_tiles else depth
 
 
 def kinds(target: Target, operand: str) -> tuple[Kind, ...]:

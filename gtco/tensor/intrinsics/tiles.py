@@ -31,6 +31,7 @@ HEIGHT, LINE = 16, 64  # rows of a tile, and bytes of a row
 SIDE = 2  # most tiles of C side by side, and one below the other
 C, A, B = (0, 1, 2, 3), (4, 5), (6, 7)  # the registers
 PREFIX = "gtco_tile_"
+CONFIGURING = 400.0  # vector instructions in the time of a configuration (53 ns on Granite Rapids)
 
 
 def tile_rows(rows: int) -> tuple[int, ...]:
@@ -53,13 +54,16 @@ def call(em: Emitter, what: str, *arguments: Any) -> None:
 
 
 @contextmanager
-def configured(em: Emitter, rows: int) -> Iterator[None]:
-    """Sets the configuration for ``rows`` rows, and gives the tiles back at the end. It does not
-    outlast the kernel, because other libraries in the process have configurations of their own.
+def configured(em: Emitter, rows: int, before: int = 0) -> Iterator[None]:
+    """Sets the configuration for ``rows`` rows, and at the end the one of ``before``. If there was
+    none, it gives the tiles back: other libraries in the process have configurations of their own.
     """
+    if before and serves(before, rows):
+        yield
+        return
     call(em, f"configure_{rows}")
     yield
-    call(em, "release")
+    call(em, f"configure_{before}" if before else "release")
 
 
 def multiply(
@@ -74,11 +78,8 @@ def multiply(
     step: Callable[[Expr], None] = lambda k: None,
     passes: int = 1,
     runs: Expr = 1,
-    ready: int = 0,
 ) -> None:
-    """The same as :func:`gtco.tensor.intrinsics.product.multiply`. ``ready`` is the number of rows
-    of the configuration that is set; another one is set for the time of these products.
-    """
+    """The same as :func:`gtco.tensor.intrinsics.product.multiply`."""
     blocks = [(i, j) for i in range(ceil(tile.rows / HEIGHT)) for j in range(tile.vectors)]
     width, pairs = tile.kind.step, tile.kind.step // tile.kind.b.step
 
@@ -93,8 +94,6 @@ def multiply(
         for i, j in blocks:
             call(em, f"load_{C[SIDE * i + j]}", *place(i, j))
 
-    if changes := not serves(ready, tile.rows):
-        call(em, f"configure_{tile.rows}")
     em.branch(first, begin, go_on)
     steps = em.index((depth + (width - 1)) // width)
     with em.loop(passes, "pass"), em.loop(runs, "run") as run, em.loop(steps, "k") as position:
@@ -110,8 +109,6 @@ def multiply(
             call(em, f"multiply_{C[SIDE * i + j]}_{A[i]}_{B[j]}")
     for i, j in blocks:
         call(em, f"store_{C[SIDE * i + j]}", *place(i, j))
-    if changes and ready:
-        call(em, f"configure_{ready}")
 
 
 def _columns(em: Emitter, tile: MicroKernel, b: Operand, number: Expr, j: int) -> tuple[Expr, Expr]:

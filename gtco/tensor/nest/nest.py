@@ -8,8 +8,7 @@ from functools import cached_property
 from math import ceil
 
 from gtco.tensor.emit.scratch import ALIGN, Piece
-from gtco.tensor.intrinsics.table import Layout, MicroKernel
-from gtco.tensor.intrinsics.tiles import serves
+from gtco.tensor.intrinsics.table import Kind, MicroKernel
 from gtco.tensor.nest.shape import TaskShape, cut
 from gtco.tensor.stage import ITEM_BYTES
 
@@ -133,14 +132,9 @@ class Nest:
 
     @property
     def configurations(self) -> int:
-        """How often all tasks together configure the tile unit: at the begin of each and, if the
-        last block of rows needs another configuration, before and after that.
-        """
-        if not self.row.kind.in_tiles:
-            return 0
-        top, *low = self.shape.heights
+        """How often all tasks together configure the tile unit."""
         blocks = self.extents[0] * self.shape.panels * self.kblocks
-        return self.shape.tasks + (0 if all(serves(top, h) for h in low) else 2 * blocks)
+        return self.shape.configurations(self.row, blocks)
 
     @property
     def level0(self) -> tuple[str, float]:
@@ -155,7 +149,7 @@ class Nest:
         if self.a.how == "packed":
             yield Piece("rows", (shape.rows(self.held), self.lda), kind.a.dtype)
         if self.b.how == "packed":
-            depth, dtype = packed_steps(ceil(self.kc / kind.step) * kind.step, kind.b)
+            depth, dtype = packed_steps(self.kc, kind)
             yield Piece("panels", (shape.task_panels, depth, columns), dtype)
         if self.b.how == "widened":
             yield Piece("panel", (self.kc, columns), kind.b.dtype)
@@ -163,11 +157,12 @@ class Nest:
         yield Piece("tiles", (tiles, self.row.rows, columns))
 
 
-def packed_steps(kc: int, layout: Layout) -> tuple[int, str]:
-    """The number of steps of B that a block of k has in scratch, and their dtype. A pair of 16-bit
-    elements is an int32.
+def packed_steps(kc: int, kind: Kind) -> tuple[int, str]:
+    """The number of steps of B that a block of k has in scratch, up to a whole iteration, and their
+    dtype. A pair of 16-bit elements is an int32.
     """
+    layout = kind.b
     if layout.step == 1:
         return kc, layout.dtype
     assert layout.step * layout.nbytes == 4
-    return ceil(kc / layout.step), "int32"
+    return ceil(kc / kind.step) * kind.step // layout.step, "int32"

@@ -11,6 +11,7 @@ from tvm import tirx
 from gtco.tensor.analysis.contraction import Contraction
 from gtco.tensor.emit.emitter import Emitter, Expr
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.intrinsics.tiles import serves
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ class TaskShape:
         top, *low = map(tile.covered, self.heights)
         taller = min(self.taller, blocks) if low else blocks
         return taller * top + sum(low) * (blocks - taller)
+
+    def configurations(self, tile: MicroKernel, lasts: int) -> int:
+        """How often all tasks together configure the tile unit: at the begin of each and, if the
+        last block of rows needs another configuration, before and after each of the ``lasts`` times
+        that it is multiplied.
+        """
+        if not tile.kind.in_tiles:
+            return 0
+        top, *low = self.heights
+        return self.tasks + (0 if all(serves(top, h) for h in low) else 2 * lasts)
 
     def first_row(self, block: Expr) -> Expr:
         """The row at which a block starts."""

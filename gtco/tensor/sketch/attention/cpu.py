@@ -29,6 +29,8 @@ from gtco.tensor.analysis.chains import ancestors, anchor, epilogue, prologue_re
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit.vector_math import AVX512_LANES
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
+from gtco.tensor.intrinsics.tiles import CONFIGURING
+from gtco.tensor.nest.shape import TaskShape
 from gtco.tensor.sketch.attention.facts import AttentionFacts
 from gtco.tensor.sketch.attention.loops import AttentionLoops
 from gtco.tensor.sketch.shared.program import program
@@ -80,9 +82,8 @@ class Attention(AttentionFacts):
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         _, m, _, _, e = self.extents
         if "tile" not in chosen:
-            rows = micro_kernels(self.target, self.operand)
-            rows = tuple(row for row in rows if not row.kind.in_tiles)
-            return tile_decision(tile_options(rows, m, e))
+            rows = tile_options(micro_kernels(self.target, self.operand), m, e)
+            return tile_decision(rows, rows=m)
         if "chunks_m" not in chosen:
             blocks = ceil(m / MicroKernel.parse(str(chosen["tile"]), 1).rows)
             return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))
@@ -107,12 +108,14 @@ class Attention(AttentionFacts):
         task = Layer(1, (keys_values,), (), b * chunks)
         behind = epilogue_vectors(self.tail, lanes)
         row = replace(tile, rows=ceil(height), vectors=min(tile.vectors, values))
+        shape = self.shape(config)
+        covered = shape.covered(tile, blocks) / blocks
         return Workload(
             row.kernel,
-            height * (keys * d + values * n) / tile.kind.products,
+            covered * (keys * tile.steps(d) + values * tile.steps(n)) / tile.kind.products,
             (block, task),
             self.flops,
-            self.extra(chunks),
+            self.extra(chunks, tile, shape),
             (
                 Extra("store", b * m * values, 3.0),
                 Extra("vector", b * m * values, behind.vector),
@@ -147,9 +150,9 @@ class Attention(AttentionFacts):
         whole = [types[x] for x in read if types[x].size >= types[name].size]
         return float(sum(ITEM_BYTES[t.dtype] for t in whole))
 
-    def extra(self, chunks: int) -> tuple[Extra, ...]:
-        """The work beside the products: packing K and V, the operators on q, k and v, and
-        softmax.
+    def extra(self, chunks: int, tile: MicroKernel, shape: TaskShape) -> tuple[Extra, ...]:
+        """The work beside the products: packing K and V, the operators on q, k and v, and softmax,
+        with scaling and configuring in the tile unit.
         """
         b, m, n, d, e = self.extents
         lanes, head = self.target.lanes, self.head_vectors
@@ -164,6 +167,8 @@ class Attention(AttentionFacts):
             Extra("vector", b * chunks * keys * e, head[2]),
             Extra("exp", b * m, keys * (WEIGHTS[self.operand] - fewer)),
             Extra("vector", b * m, bias + rounding + 40),
+            Extra("vector", b * m * keys * 2 if tile.kind.in_tiles else 0),
+            Extra("fma", CONFIGURING * shape.configurations(tile, b)),
         )
 
     @property

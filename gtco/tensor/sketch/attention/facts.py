@@ -8,6 +8,9 @@ from math import prod
 
 from gtco.machine.target import Target
 from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.nest.shape import TaskShape, cut
+from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage
 
 
@@ -30,6 +33,12 @@ class AttentionFacts:
     @cached_property
     def op(self) -> Operator:
         return self.stage.producers[self.tail.anchor]
+
+    def shape(self, config: Config) -> TaskShape:
+        """The cut of the queries of every head into tasks and blocks."""
+        batch, m, *_ = self.extents
+        tile = MicroKernel.parse(config["tile"], self.target.lanes)
+        return cut(batch, m, 1, tile.rows, 1, config["chunks_m"], 1, tile.kind.in_tiles)
 
     @cached_property
     def extents(self) -> tuple[int, int, int, int, int]:

@@ -19,6 +19,7 @@ from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
 from gtco.tensor.emit.transpose import transpose
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.nest.nest import packed_steps
 from gtco.tensor.sketch.attention.facts import AttentionFacts
@@ -59,22 +60,19 @@ class AttentionLoops:
         self.biased = len(self.op.inputs) > 3
         # weights are powers of 2: without a bias, the scale contains the factor log2(e)
         self.scale = self.op["scale"] * (1.0 if self.biased else vector_math.LOG2E)
-        self.blocks = ceil(self.m / self.tile.rows)
-        self.height, self.taller = divmod(self.m, self.blocks)
-        self.task_blocks = ceil(self.blocks / config["chunks_m"])
-        self.chunks = ceil(self.blocks / self.task_blocks)
-        self.tasks = self.batch * self.chunks
+        self.shape = sketch.shape(config)
+        self.chunks, self.tasks = self.shape.chunks_m, self.shape.tasks
         self.key_vectors, self.value_vectors = ceil(self.n / lanes), ceil(self.e / lanes)
-        rows = self.height + (self.taller > 0)
+        rows = self.shape.heights[0]
         self.ld_scores = self.key_vectors * lanes + (
             lanes if self.key_vectors * lanes % 256 == 0 else 0
         )
         self.ld_values = self.value_vectors * lanes
-        self.depth, packed = packed_steps(self.d, kind.b)
+        self.depth, packed = packed_steps(self.d, kind)
         line = ALIGN // kind.a.nbytes
         pieces = [
             Piece("keys", (self.key_vectors, self.depth, lanes), packed),
-            Piece("values", (packed_steps(self.n, kind.b)[0], self.ld_values), packed),
+            Piece("values", (packed_steps(self.n, kind)[0], self.ld_values), packed),
             Piece("query", (rows, -(-self.d // line) * line), kind.a.dtype),
             Piece("scores", (rows, self.ld_scores)),
             Piece("tile", (rows, self.ld_values)),
@@ -95,7 +93,11 @@ class AttentionLoops:
         self.scores, self.tiles = arrays["scores"], arrays["tile"]
         self.top, self.inverse = arrays["top"], arrays["inverse"]
         self.weights = arrays.get("weights", self.scores)
-        with em.range(args.begin, args.end, "task") as task:
+        shape = self.shape
+        with (
+            prepared(em, self.tile, shape.heights[0]),
+            em.range(args.begin, args.end, "task") as task,
+        ):
             em.bind(task, self.tasks)
             chunk = em.let_index(task % self.chunks, "chunk")
             flat = em.let_index(task // self.chunks, "batch")
@@ -109,26 +111,20 @@ class AttentionLoops:
             else:
                 self.pack_keys(batch)
                 self.pack_values(batch)
-            first = em.let_index(chunk * self.task_blocks, "first")
-            count = (
-                self.task_blocks
-                if self.blocks % self.task_blocks == 0
-                else em.let_index(tirx.min(self.task_blocks, self.blocks - first), "count")
-            )
+            first = em.let_index(chunk * shape.task_blocks, "first")
+            count = em.let_index(shape.share(first), "count")
             with em.loop(count, "block") as block:
                 this = em.let_index(first + block, "this")
-                start = em.let_index(
-                    this * self.height + (tirx.min(this, self.taller) if self.taller else 0),
-                    "start",
-                )
+                start = em.let_index(shape.first_row(this), "start")
 
                 def rows(n: int, start: Expr = start) -> Callable[[], None]:
                     return lambda: self.row_block(n, batch, start)
 
-                if self.taller:
-                    em.branch(this < self.taller, rows(self.height + 1), rows(self.height))
+                tall, *low = shape.heights
+                if low:
+                    em.branch(this < shape.taller, rows(tall), rows(low[0]))
                 else:
-                    rows(self.height)()
+                    rows(tall)()
 
     def operand(self, which: int, batch: list[Expr], row: Expr, column: Expr) -> Expr:
         name = self.op.inputs[which]
@@ -185,7 +181,7 @@ class AttentionLoops:
             each_vector(em, self.e, vector)
 
     def row_block(self, rows: int, batch: list[Expr], start: Expr) -> None:
-        em, lanes = self.em, self.lanes
+        em = self.em
         scale = tirx.const(self.scale, "float32")
         with em.loop(rows, "i") as i:
 
@@ -199,8 +195,14 @@ class AttentionLoops:
                     em.store(self.query, [i, j + v], query)
 
             each_vector(em, self.d, scaled)
-            for j in range(self.d, -(-self.d // self.kind.step) * self.kind.step):
-                em.store(self.query, [i, j], literal(0.0, self.kind.a.dtype))
+            if rest := -self.d % self.kind.step:
+                with em.vector(rest) as j:
+                    em.store(self.query, [i, self.d + j], literal(0.0, self.kind.a.dtype))
+        with prepared(em, self.tile, rows, self.shape.heights[0]):
+            self.row_products(rows, batch, start)
+
+    def row_products(self, rows: int, batch: list[Expr], start: Expr) -> None:
+        em, lanes = self.em, self.lanes
         self.products(
             rows,
             self.key_vectors,
@@ -208,9 +210,9 @@ class AttentionLoops:
             self.query,
             self.scores,
             lambda vector, k: Operand.of(
-                self.keys, [vector, k // self.kind.step, 0], vector=self.depth * lanes
+                self.keys, [vector, k // self.kind.b.step, 0], vector=self.depth * lanes
             ),
-            scale if self.rounds else None,
+            tirx.const(self.scale, "float32") if self.rounds else None,
             chain=CHAIN,
         )
         with em.loop(rows, "i") as i:  # a loop of its own: the weights wait for the maximum
@@ -247,13 +249,16 @@ class AttentionLoops:
         scale: Expr | None = None,
         chain: int = 0,
     ) -> None:
-        """c[rows, vectors * lanes] = a[rows, depth] x b, times ``scale`` if it is given.
+        """c[rows, vectors * lanes] = a[rows, depth] x b, times ``scale`` if it is given, but not in
+        the tile unit.
 
         The vectors are taken in groups that fit the registers. ``b(first, k)`` is the operand from
         vector ``first`` and step ``k`` of the sum on. If ``chain`` is given, a longer sum is cut
-        into parts of so many products, and the parts are added up.
+        into parts of so many products, and the parts are added up. The tile unit adds only one sum
+        of each 32 products to another, so it needs no parts.
         """
         em, lanes = self.em, self.lanes
+        chain = 0 if self.kind.in_tiles else chain
         parts = ceil(depth / chain) if chain else 1
         if parts > 1:
             with em.loop(rows, "i") as i, em.loop(vectors, "p") as p:
@@ -271,9 +276,14 @@ class AttentionLoops:
             starts = [first for first, s in groups if s == size]
             with em.loop(len(starts), "g") as g, em.loop(parts, "part") as part:
                 first, k = starts[0] + g * size, part * chain
+                row = replace(self.tile, rows=rows, vectors=size)
+                if self.kind.in_tiles:
+                    into = replace(c, offset=c.offset + first * lanes)
+                    multiply(em, row, depth, Operand.of(a, [0, 0]), b(first, 0), into)
+                    continue
                 fma_tile(
                     em,
-                    replace(self.tile, rows=rows, vectors=size),
+                    row,
                     depth if parts == 1 else em.let_index(tirx.min(chain, depth - k), "depth"),
                     Operand.of(a, [0, k]),
                     b(first, k),
@@ -285,9 +295,13 @@ class AttentionLoops:
 
     def top_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
         """scores[i] += bias; top[i] = max(scores[i]). Whole vectors are processed, and padding
-        columns are masked.
+        columns are masked. Scores of the tile unit are scaled first.
         """
         em, lanes, n = self.em, self.lanes, self.n
+        if self.kind.in_tiles:
+            with em.loop(self.key_vectors, "p") as p:
+                scaled = em.load_vector(self.scores, [i, p * lanes]) * em.splat(self.scale)
+                em.store_vector(self.scores, [i, p * lanes], scaled)
         if self.biased:
             whole = n // lanes
             if whole:
@@ -321,6 +335,10 @@ class AttentionLoops:
             return value
 
         total = fold_vectors(em, self.key_vectors, weight, add, 0.0)
+        width = self.key_vectors * self.lanes
+        if rest := -width % self.kind.step:
+            zero = em.splat(literal(0.0, self.weights.dtype), rest)
+            em.store_vector(self.weights, [i, width], zero, rest)
         inverse = tirx.const(1, "float32") / total
         if self.op.get("guarded"):
             lost = is_nan(total)

@@ -17,7 +17,8 @@ Element = Callable[[Expr, Expr], Expr]  # of (row, column), the bits of a bfloat
 
 
 def pack_key_pairs(em: Emitter, keys: Array, key: Element, n: int, d: int) -> None:
-    """keys[p, c, l] = the pair K[p * lanes + l, 2 c] and K[p * lanes + l, 2 c + 1]; zero beyond n.
+    """keys[p, c, l] = the pair K[p * lanes + l, 2 c] and K[p * lanes + l, 2 c + 1]; zero beyond n,
+    and beyond d to the end of ``keys``, which is within a block.
 
     The pairs of a row lie in the order needed, so blocks of pairs are transposed in registers.
     """
@@ -37,7 +38,8 @@ def pack_key_pairs(em: Emitter, keys: Array, key: Element, n: int, d: int) -> No
             em.let(tirx.reinterpret(f"int32x{lanes}", em.load_vector(cell, [r * wide], wide)), "r")
             for r in range(lanes)
         ]
-        for c, column in enumerate(transpose(em, rows)[: -(-width // 2)]):
+        end = lanes if width == wide else keys.shape[1] - at
+        for c, column in enumerate(transpose(em, rows)[:end]):
             em.store_vector(keys, [p, at + c, 0], column)
 
     def panel(p: Expr, present: int) -> None:
@@ -57,7 +59,9 @@ def pack_key_pairs(em: Emitter, keys: Array, key: Element, n: int, d: int) -> No
 
 
 def pack_value_pairs(em: Emitter, values: Array, value: Element, n: int, e: int) -> None:
-    """values[r, j] = the pair V[2 r, j] and V[2 r + 1, j]; zero beyond e."""
+    """values[r, j] = the pair V[2 r, j] and V[2 r + 1, j]; zero beyond e, and beyond n to the end
+    of ``values``.
+    """
     lanes = em.lanes
 
     def row(r: Expr, content: Callable[[Expr], Expr]) -> None:
@@ -74,3 +78,7 @@ def pack_value_pairs(em: Emitter, values: Array, value: Element, n: int, e: int)
         row(r, lambda j: pair(value(2 * r, j), value(2 * r + 1, j)))
     if n % 2:
         row(n // 2, lambda j: tirx.Cast("int32", value(n - 1, j)))
+    filled = -(-n // 2)
+    if filled < values.shape[0]:
+        with em.loop(values.shape[0] - filled, "n") as r:
+            row(filled + r, lambda j: tirx.const(0, "int32"))

@@ -47,6 +47,7 @@ from gtco.tensor.analysis.placement import (
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
+from gtco.tensor.intrinsics.tiles import CONFIGURING
 from gtco.tensor.nest.nest import Nest
 from gtco.tensor.nest.shape import task_shape
 from gtco.tensor.nest.traffic import layers
@@ -65,7 +66,6 @@ from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Extra, Workload
 
 OPERANDS = ("float32", "bfloat16", "float16")  # dtypes of B
-CONFIGURING = 400.0  # vector instructions in the time of a configuration of the tile unit
 WIDENING = 3.0  # vector instructions that copy a vector of float16 to scratch
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 

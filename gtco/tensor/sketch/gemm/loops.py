@@ -184,17 +184,18 @@ class GemmLoops:
             if ahead == "both":
                 self.this_panel(batch, kb, first_panel + panel, k)
 
-        multiply(
-            em,
-            replace(self.tile, rows=rows),
-            depth,
-            self.rows_of_a(batch, kb, start, row0),
-            self.panel_of_b(batch, kb, first_panel, panel),
-            tile,
-            first=kb == 0,
-            step=step,
-            ready=self.shape.heights[0],
-        )
+        row = replace(self.tile, rows=rows)
+        with prepared(em, row, rows, self.shape.heights[0]):
+            multiply(
+                em,
+                row,
+                depth,
+                self.rows_of_a(batch, kb, start, row0),
+                self.panel_of_b(batch, kb, first_panel, panel),
+                tile,
+                first=kb == 0,
+                step=step,
+            )
 
     def next_panel(
         self, batch: Expr, kb: Expr, panel: Expr, block: Expr, depth: Expr, k: Expr
