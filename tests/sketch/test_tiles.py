@@ -14,6 +14,7 @@ import pytest
 
 from gtco.machine.target import TILES, Target, detect
 from gtco.tensor.sketch.attention import cpu as attention
+from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
@@ -99,6 +100,23 @@ def test_products(stage: Stage, name: str) -> None:
     """Prologues, epilogues, convolutions, and operands that are not constant."""
     rounds = stage.output.type.dtype == "bfloat16" or stage.operators[0].kind == "layer_norm"
     check(stage, name, 2 * ROUNDED if rounds else DEEP)
+
+
+# Windows of whole steps of k: rows of one tile and of two, and several blocks of a row
+WINDOWS = {
+    "conv3x3": conv(9, 32, 20, 3),
+    "two_tiles": conv(20, 64, 33, 3),
+    "several_blocks": conv(37, 32, 40, 3, strides=(2, 1)),
+    "dilated": conv(18, 64, 17, 3, dilation=(2, 2), padding=(2,) * 4),
+    "grouped": conv(8, 64, 48, 5, groups=2),
+    "pixels_apart": conv(5, 512, 20, 3),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("stage", WINDOWS.values(), ids=WINDOWS)
+def test_windows_read_in_place(stage: Stage, name: str) -> None:
+    check(stage, name, DEEP, convolution.match)
 
 
 HEADS = {

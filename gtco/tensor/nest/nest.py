@@ -134,7 +134,7 @@ class Nest:
     def configurations(self) -> int:
         """How often all tasks together configure the tile unit."""
         blocks = self.extents[0] * self.shape.panels * self.kblocks
-        return self.shape.configurations(self.row, blocks)
+        return self.shape.configurations(self.row, self.shape.tasks, blocks)
 
     @property
     def level0(self) -> tuple[str, float]:

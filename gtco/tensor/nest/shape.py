@@ -46,15 +46,15 @@ class TaskShape:
         taller = min(self.taller, blocks) if low else blocks
         return taller * top + sum(low) * (blocks - taller)
 
-    def configurations(self, tile: MicroKernel, lasts: int) -> int:
-        """How often all tasks together configure the tile unit: at the begin of each and, if the
-        last block of rows needs another configuration, before and after each of the ``lasts`` times
-        that it is multiplied.
+    def configurations(self, tile: MicroKernel, tasks: int, lasts: int) -> int:
+        """How often so many tasks configure the tile unit: at the begin of each and, if the last
+        block of rows needs another configuration, before and after each of the ``lasts`` times that
+        it is multiplied.
         """
         if not tile.kind.in_tiles:
             return 0
         top, *low = self.heights
-        return self.tasks + (0 if all(serves(top, h) for h in low) else 2 * lasts)
+        return tasks + (0 if all(serves(top, h) for h in low) else 2 * lasts)
 
     def first_row(self, block: Expr) -> Expr:
         """The row at which a block starts."""

@@ -168,7 +168,7 @@ class Attention(AttentionFacts):
             Extra("exp", b * m, keys * (WEIGHTS[self.operand] - fewer)),
             Extra("vector", b * m, bias + rounding + 40),
             Extra("vector", b * m * keys * 2 if tile.kind.in_tiles else 0),
-            Extra("fma", CONFIGURING * shape.configurations(tile, b)),
+            Extra("fma", CONFIGURING * shape.configurations(tile, shape.tasks, b)),
         )
 
     @property

@@ -27,6 +27,7 @@ from gtco.machine.target import Target
 from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.intrinsics.table import Kind, MicroKernel, kinds
+from gtco.tensor.intrinsics.tiles import CONFIGURING
 from gtco.tensor.sketch.convolution.facts import ConvolutionFacts, Halo
 from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import cpu as gemm
@@ -88,8 +89,7 @@ class Convolution(ConvolutionFacts):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        every = kinds(self.target, self.product.operand)
-        return tuple(kind for kind in every if not kind.in_tiles)
+        return kinds(self.target, self.product.operand)
 
     def _row_options(self, kind: Kind) -> tuple[int, ...]:
         capacity, one = self.target.level("L2").capacity, self.halo(1, kind)
@@ -104,7 +104,7 @@ class Convolution(ConvolutionFacts):
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v, cores = self.view, self.target.cores
         if "tile" not in chosen:
-            return tile_decision(self.tiles, v.n)
+            return tile_decision(self.tiles, v.n, v.result[2])
         tile = self.product.row(chosen)
         if "rows" not in chosen:
             return Decision("rows", "grain", self.row_options[tile.kind.name])
@@ -176,7 +176,7 @@ class Convolution(ConvolutionFacts):
         runs = tasks * panels * held * halo.runs
         return Workload(
             tile.kernel_of(ceil(height)),
-            tile.work(height, kc),
+            tile.work(shape.covered(tile, shape.blocks) / shape.blocks, kc),
             (micro, panel, task),
             v.flops,
             (
@@ -184,9 +184,16 @@ class Convolution(ConvolutionFacts):
                 Extra("pack", 2.0 * tasks * self.copied(halo)),
                 Extra("vector", tasks * self.copied(halo), self.product.head_vectors),
                 Extra("fma", RUN_COST * (runs + tasks * self.lines(halo)) + CALL_COST * calls),
+                Extra("fma", CONFIGURING * self.configurations(config)),
             ),
             self.product.behind,
         )
+
+    def configurations(self, config: Config) -> int:
+        """How often all tasks together configure the tile unit."""
+        shape, (images, height, _) = self.shape(config), self.view.result
+        lasts = self.view.batch * images * height * shape.panels * (self.view.k // config["kc"])
+        return shape.configurations(self.product.row(config), self.tasks(config), lasts)
 
     def lines(self, halo: Halo) -> int:
         """Runs of neighbours that are copied to fill the scratch."""

@@ -14,13 +14,16 @@ from gtco.tensor.emit.bfloat16 import convert, literal
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import Piece, Scratch
-from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.emission import Operand
+from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.nest.shape import TaskShape
 from gtco.tensor.sketch.convolution.facts import ConvolutionFacts
 from gtco.tensor.sketch.shared.pack import copy_run
 from gtco.tensor.sketch.shared.tile_store import TileStore
 from gtco.tensor.space import Config
+
+LINE = 64  # bytes of a cache line
 
 
 class ConvolutionLoops:
@@ -49,7 +52,10 @@ class ConvolutionLoops:
         self.image, self.tiles = arrays["image"], arrays["tiles"]
         images, height, _ = view.result
         groups = self.sketch.row_groups(self.config)
-        with em.range(args.begin, args.end, "task") as task:
+        with (
+            prepared(em, self.tile, shape.heights[0]),
+            em.range(args.begin, args.end, "task") as task,
+        ):
             em.bind(task, self.sketch.tasks(self.config))
             chunk_n = em.let_index(task % shape.chunks_n, "chunk_n")
             rest = em.let_index(task // shape.chunks_n, "rest")
@@ -220,7 +226,7 @@ class ConvolutionLoops:
         start: Expr,
     ) -> None:
         """tile[rows, columns] (+)= A[rows, kc] x B[kc, columns], accumulators in registers."""
-        em, view, columns = self.em, self.view, self.tile.columns
+        em, view, columns, kind = self.em, self.view, self.tile.columns, self.tile.kind
         array = self.args.inputs[view.op.inputs[1]]
         place = view.packed_batch(batch) * self.shape.panels + panel
         base = em.let_index((place * view.k + kb * self.kc) * columns, "b_panel")
@@ -229,17 +235,19 @@ class ConvolutionLoops:
         def step(k: Expr) -> None:
             if self.config["prefetch"] == "next":  # the next part of the panel, or the next panel
                 done = (y * self.shape.blocks + block) * self.kc + k
-                em.prefetch(array, base + self.kc * columns + done * share)
+                for n in range(0, share * kind.step if kind.in_tiles else 1, LINE // kind.b.nbytes):
+                    em.prefetch(array, base + self.kc * columns + done * share + n)
 
-        fma_tile(
-            em,
-            replace(self.tile, rows=rows),
-            self.halo.depth,
-            self.window(y, start, kb),
-            Operand(array.buffer, base, columns * self.tile.kind.b.step),
-            lambda i, j, vector: em.store_vector(tile, [i, j], vector),
-            load=None if self.kblocks == 1 else lambda i, j: em.load_vector(tile, [i, j]),
-            first=kb == 0,
-            step=step,
-            runs=self.kc // self.halo.depth,
-        )
+        row = replace(self.tile, rows=rows)
+        with prepared(em, row, rows, self.shape.heights[0]):
+            multiply(
+                em,
+                row,
+                self.halo.depth,
+                self.window(y, start, kb),
+                Operand(array.buffer, base, columns * kind.b.step),
+                tile,
+                first=kb == 0,
+                step=step,
+                runs=self.kc // self.halo.depth,
+            )
