@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from gtco.machine.target import target
+from gtco.machine.target import TARGETS, Target, cpu_target
 from gtco.search.learning.features import NAMES, features
 from gtco.search.learning.statements import statements
 from gtco.tensor.sketch import space_of
@@ -22,7 +22,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 from tests.conftest import ROOT
 from tests.stages import CORES, drawn
 
-V4 = target("x86-64-v4")
+V4 = cpu_target("x86-64-v4")
 
 
 def product(m: int, k: int, n: int) -> Stage:
@@ -31,9 +31,9 @@ def product(m: int, k: int, n: int) -> Stage:
     return make_stage([y], types, ["w"]).canonical
 
 
-def gemm(stage: Stage, **choices: int | str) -> tuple[Space, Config]:
+def gemm(stage: Stage, machine: Target = V4, **choices: int | str) -> tuple[Space, Config]:
     """A config of the stage's product that has these choices, if they are options."""
-    space = space_of(stage, V4)
+    space = space_of(stage, machine)
     chosen: dict[str, int | str] = {"sketch": "gemm"}
     while decision := space.next_decision(chosen):
         wanted = choices.get(decision.name, decision.options[0])
@@ -74,6 +74,29 @@ def test_what_a_product_computes_and_touches(m: int, k: int, n: int, tile: str) 
     assert values["output_written"] == pytest.approx(np.log2(1 + 4 * m * n), abs=0.01)
     assert values["elements"] >= np.log2(2 * m * k * n)
     assert values["lanes"] == pytest.approx(32)  # a multiply-add is two operations
+
+
+def test_what_the_tile_unit_computes_and_touches() -> None:
+    """A product of two tiles counts as a vector instruction for each of 16 rows, and a tile as 16
+    lines of 64 bytes.
+    """
+    m, k, n = 48, 64, 64
+    x, w, y = TensorType((m, k), "bfloat16"), TensorType((k, n), "bfloat16"), TensorType((m, n))
+    stage = make_stage([Operator("matmul", ("x", "w"), "y", y)], {"x": x, "w": w}, ["w"]).canonical
+    space, config = gemm(stage, TARGETS["graniterapids"], tile="tiles:32x2", a="direct", kc=k)
+    program = space.build(config, "k")
+    assert isinstance(program, Program)
+    fma, read = 0.0, Counter[str]()
+    for statement in statements(program, space.stage, 64):
+        fma += statement.runs * statement.operations.get("fma", 0.0)
+        for access in statement.accesses:
+            if not access.write:
+                read[access.place] += round(statement.runs * access.lanes * access.item)
+    assert fma == m // 16 * (n // 16) * (k // 32) * 16
+    # every row for each of two panels, and every panel for each of two blocks of rows
+    assert (read["input"], read["weight"]) == (2 * 2 * m * k, 2 * 2 * k * n)
+    values = vector(space, config)
+    assert values["weight_unique"] == pytest.approx(np.log2(1 + 2 * k * n), abs=0.01)
 
 
 def test_each_decision_shows() -> None:

@@ -8,7 +8,7 @@ Nothing is lowered or run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from tvm.target.codegen import llvm_get_intrinsic_name
 from gtco.search.learning.indices import CONDITIONS, Affine, Indices, is_integer
 from gtco.tensor.emit.arithmetic import LIBM
 from gtco.tensor.emit.emitter import lanes_of, operands
+from gtco.tensor.intrinsics.tiles import HEIGHT, LINE, PREFIX
 from gtco.tensor.space import Program
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
@@ -276,9 +277,30 @@ class _Reading:
             if called in LIBM:
                 return "library", parts[1:]
             return "shuffle" if "perm" in called else "convert", parts[1:]
+        if name == "tirx.call_extern" and parts[0].value.startswith(PREFIX):
+            self.tile(parts[0].value.removeprefix(PREFIX).partition("_")[0], parts[1:])
+            return "", []
         if name == "tirx.call_pure_extern":
             return "library" if parts[0].value in LIBM else "fma", parts[1:]
         return "convert" if name else "", parts
+
+    def tile(self, what: str, parts: list[Any]) -> None:
+        """An instruction of the tile unit: the work of a vector instruction for each row of a full
+        tile, or the load or store of its lines, which lie ``parts[1]`` bytes apart.
+        """
+        if what == "multiply":
+            self.add("fma", HEIGHT)
+            self.elements += 2 * HEIGHT * LINE / 4 * LINE / 2
+        if what not in ("load", "store"):
+            return
+        (first,) = parts[0].args
+        self.access(first.source, first.indices, what == "store")
+        place = self.accesses.pop()
+        apart = self.indices.affine(parts[1]).value / place.item
+        self.accesses += [
+            replace(place, lanes=LINE // place.item, lane=1.0, base=place.base + row * apart)
+            for row in range(HEIGHT)
+        ]
 
     # memory ---------------------------------------------------------------------------------------
     def access(self, buffer: Any, indices: Sequence[Any], write: bool) -> None:
