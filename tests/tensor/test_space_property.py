@@ -32,6 +32,7 @@ from gtco.tensor.sketch import RULES, family, space_of
 from gtco.tensor.space import Config, Decision, Program, Rejection, Sketch, Space, configs
 from gtco.tensor.stage import Stage, make_stage
 from tests.kernels import (
+    EMULATED,
     assert_close,
     fresh_seed,
     linked,
@@ -50,8 +51,11 @@ ENUMERATED = 4000  # configs of a space that are listed and compared with the an
 
 
 def machine_of(random: Random) -> Target:
-    """A target of 8 or 16 lanes with some number of cores: the space depends on both."""
-    return replace(runnable(random.choice(targets())), cores=random.choice((1, 2, 3, 8)))
+    """A target of 8 or 16 lanes, or with a tile unit, with some number of cores: the space depends
+    on all of these.
+    """
+    name = random.choice((*targets(), EMULATED))
+    return replace(runnable(name), cores=random.choice((1, 2, 3, 8)))
 
 
 def spoilt(config: Config, other: Config, random: Random) -> Config:
