@@ -17,6 +17,7 @@ GAS_NAMES = {
     "avx512bf16": "avx512_bf16",
     "amx-tile": "amx_tile",
     "amx-bf16": "amx_bf16",
+    "amx-int8": "amx_int8",
 }
 LINE = re.compile(r"^ +[0-9a-f]+:\t(.+)$", re.MULTILINE)
 PADDING = re.compile(r"(data16 |cs )*(nop[wl]?|xchg +%ax,%ax)\b")
