@@ -9,7 +9,7 @@ import pytest
 
 import gtco
 from gtco.search.records.records import Record, Records
-from tests.tuning.test_tuning import small_model
+from tests.tuning.small import small_model
 
 
 def test_the_policy_benchmark_reads_records(tmp_path: Path) -> None:

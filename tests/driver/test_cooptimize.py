@@ -27,7 +27,7 @@ from gtco.tensor.stage import Stage, TensorType
 from gtco.tuning import whole
 from gtco.tuning.race import RaceReadings, saved
 from gtco.tuning.timing import agree
-from tests.tuning.test_tuning import small_model
+from tests.tuning.small import small_model
 
 
 def block(width: int = 64) -> Graph:

@@ -4,8 +4,7 @@ with one broken lane in its output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import gtco
 from gtco.support.errors import VerificationError
 from gtco.verification import verify
-from tests.end_to_end.node_runner import InProcess
+from tests.verification.changed import Changed, compiled_here
 
 BATCH, TOKENS, HEADS, SIZE = 2, 19, 3, 8
 WIDTH = HEADS * SIZE
@@ -93,16 +92,9 @@ def encoder(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def build(model: onnx.ModelProto) -> gtco.CompiledModel:
-    """Compiles in this process, which already has TVM."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gtco.compiler.Workers", InProcess)
-        return gtco.compile_model(model, threads=1, simplify=False)
-
-
 @pytest.fixture(scope="module")
 def compiled() -> gtco.Model:
-    return build(encoder())
+    return compiled_here(encoder())
 
 
 def failing(report: Any) -> set[str]:
@@ -127,7 +119,7 @@ def test_a_swapped_head_is_caught(compiled: gtco.Model) -> None:
 
 @pytest.mark.parametrize("mask", ["int64", "float32"])
 def test_a_dropped_mask_is_caught(mask: str) -> None:
-    dropped = build(encoder(mask, masked=False))
+    dropped = compiled_here(encoder(mask, masked=False))
     report = verify(dropped, encoder(mask), check=False)
     assert {"random", "mask random", "mask row"} <= failing(report)
     assert "mask ones" not in failing(report)  # there it changes nothing
@@ -135,7 +127,7 @@ def test_a_dropped_mask_is_caught(mask: str) -> None:
 
 
 def test_an_additive_mask_passes() -> None:
-    report = verify(build(encoder("float32")), encoder("float32"))
+    report = verify(compiled_here(encoder("float32")), encoder("float32"))
     assert {"mask zeros", "mask row", "mask zeros -inf", "mask row -inf", "mask random -inf"} < {
         d.case for d in report.differences
     }
@@ -147,30 +139,8 @@ def test_onnxs_attention_passes_on_every_mask() -> None:
         g (float[2,3,5,8] q, float[2,3,15,8] k, float[2,3,15,8] v, float[2,1,5,15] m)
           => (float[2,3,5,8] y) { y = Attention(q, k, v, m) }"""
     )
-    report = verify(build(model), model)
+    report = verify(compiled_here(model), model)
     assert {"mask zeros", "mask row", "mask row -inf"} < {d.case for d in report.differences}
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A compiled model whose outputs are changed."""
-
-    inner: gtco.Model
-    change: Callable[[np.ndarray], None]
-
-    @property
-    def inputs(self) -> Any:
-        return self.inner.inputs
-
-    @property
-    def outputs(self) -> Any:
-        return self.inner.outputs
-
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        outputs = {name: value.copy() for name, value in self.inner.run(inputs).items()}
-        for value in outputs.values():
-            self.change(value)
-        return outputs
 
 
 def lane(number: int, factor: float) -> Callable[[np.ndarray], None]:
@@ -194,14 +164,14 @@ def last_row(value: np.ndarray) -> None:
 def test_a_broken_lane_is_caught(
     compiled: gtco.Model, change: Callable[[np.ndarray], None]
 ) -> None:
-    report = verify(Broken(compiled, change), encoder(), check=False)
+    report = verify(Changed(compiled, change), encoder(), check=False)
     assert {"random", "large", "mask ones"} <= failing(report)
 
 
 def test_ids_reach_over_the_table_and_a_wrong_row_of_it_is_caught() -> None:
     """The wrong row is 900 of 1000; ids of 0 to 3 would never read it."""
     model = encoder(None, vocabulary=1000)
-    library = build(model)
+    library = compiled_here(model)
     report = verify(library, model)
     assert report.passed and report.differences[0].case == "random"
     other = encoder(None, vocabulary=1000)

@@ -37,7 +37,7 @@ from gtco.search.records.standing import last_ends, standing
 from gtco.support.errors import RecordError
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
-from tests.tuning.test_tuning import small_model
+from tests.tuning.small import small_model
 
 MACHINE = target("x86-64-v3")
 HERE = circumstances(MACHINE)

@@ -31,7 +31,7 @@ from gtco.tensor.space import Config
 from gtco.tensor.stage import Stage
 from gtco.tuning import measure, tune
 from gtco.tuning.result import StageResult
-from tests.tuning.test_tuning import small_model
+from tests.tuning.small import small_model
 from tests.tuning.test_tuning_budget import POLICY, STAGES, Machine, generated
 
 HERE = circumstances(POLICY.target)

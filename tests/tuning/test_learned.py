@@ -30,7 +30,7 @@ from gtco.tuning.proposals import AnalyticProposals, Proposals
 from gtco.tuning.result import StageResult
 from gtco.tuning.trial import Trial
 from gtco.tuning.tune import tune
-from tests.tuning.test_tuning import linear
+from tests.tuning.small import linear
 from tests.tuning.test_verdict import rounds
 
 V4 = target("x86-64-v4")

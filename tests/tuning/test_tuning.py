@@ -5,19 +5,16 @@ beats it.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
 import gtco
 from gtco.cli import main
-from gtco.codegen.build import Job, Kernel, build
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_to_files
@@ -28,25 +25,11 @@ from gtco.support.errors import OptionError
 from gtco.support.options import Tune
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, Pick, check, configs
-from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
-from gtco.tuning import census, measure, timing, tune
-from gtco.tuning.timing import agree
-from gtco.tuning.trial import Trial, artifact, batches
+from gtco.tensor.stage import Stage
+from gtco.tuning import census, measure, tune
+from gtco.tuning.trial import Trial, artifact
+from tests.tuning.small import linear, small_model
 from tests.tuning.test_verdict import rounds
-
-
-def linear(m: int = 50, k: int = 72, n: int = 96) -> Stage:
-    """x w + b, gelu."""
-    x, w, b, y = (TensorType(s) for s in ((m, k), (k, n), (n,), (m, n)))
-    inputs = (StageInput("x", x), StageInput("w", w, True), StageInput("b", b, True))
-    return Stage(
-        inputs,
-        (
-            Operator("matmul", ("x", "w"), "p", y),
-            Operator("add", ("p", "b"), "s", y),
-            Operator("gelu", ("s",), "y", y),
-        ),
-    ).canonical
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +41,6 @@ def machine() -> Target:
 def workers() -> Iterator[Workers]:
     with Workers(2) as started:
         yield started
-
-
-def kernel(stage: Stage, config: Config, machine: Target, symbol: str) -> Kernel:
-    made = build(Job(symbol, stage, config, machine))
-    assert isinstance(made, Kernel), made
-    return made
 
 
 # what is proposed -----------------------------------------------------------------------------
@@ -93,90 +70,6 @@ def test_alternatives_are_points_of_the_space_that_were_not_tested() -> None:
     for name, option in pick.config.choices:
         decided = {c.by_name.get(name) for c in mine}
         assert decided - {option} or name in ("a", "kc"), f"{name} is the same everywhere"
-
-
-# how it is timed ------------------------------------------------------------------------------
-def test_results_agree_up_to_the_order_of_sums() -> None:
-    x = np.random.default_rng(0).random((4, 5), np.float32)
-    assert agree(x, x * np.float32(1 + 1e-6))
-    broken = x.copy()
-    broken[2, 3] = 0
-    assert not agree(x, broken)
-    assert not agree(x, x * np.float32(1.01)) and agree(x, x * np.float32(1.01), 2e-2)
-    assert not agree(x, np.full_like(x, np.inf)) and not agree(np.full_like(x, np.inf), x)
-    infinite = np.full_like(x, np.inf)
-    assert agree(infinite, infinite) and agree(np.full_like(x, 3e38), np.full_like(x, 3e38))
-    assert not agree(np.full_like(x, 3e38), np.full_like(x, -3e38))
-    unfinished = x.copy()
-    unfinished[0, 0] = np.nan
-    assert not agree(x, unfinished)
-    assert not agree(np.arange(5), np.arange(5)[::-1])
-
-
-def trial(machine: Target, symbols: str, *stages: Stage) -> list[Trial]:
-    """Each stage with its pick and one rival."""
-    policy = AnalyticPolicy(machine)
-    found = []
-    for number, stage in enumerate(stages):
-        pick = policy.choose(stage)
-        assert pick is not None
-        rival = policy.alternatives(stage, pick, {pick.config})[0]
-        kernels = tuple(
-            kernel(stage, p.config, machine, f"{symbols}_{number}_{n}")
-            for n, p in enumerate((pick, rival))
-        )
-        found.append(Trial(stage, (pick, rival), kernels))
-    return found
-
-
-def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) -> None:
-    """Real kernels in the real process: every step has readings, and no result is wrong."""
-    from gtco.runtime.artifact import write_artifact
-
-    trials = trial(machine, "fine", linear(), linear(33, 40, 24))
-    made = artifact(trials, machine, 2)
-    assert made.metadata["trials"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    library = write_artifact(made, tmp_path / "trials.so")
-    said = measure.run(library, 0.1)
-    assert isinstance(said, dict) and said["wrong"] == []
-    readings = np.array(said["seconds"])
-    assert readings.shape[1] == 8 and len(readings) >= timing.LEAST_ROUNDS - timing.WARM_ROUNDS
-    assert (readings > 0).all()
-    # a timing that needs more than the whole time ends with the fewest readings
-    said = measure.run(library, 100.0, 0.0)
-    assert isinstance(said, dict) and len(said["seconds"]) == 1
-
-
-def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_path: Path) -> None:
-    """A kernel of relu takes the place of a rival of gelu."""
-    from gtco.runtime.artifact import write_artifact
-
-    (good,) = trial(machine, "good", linear())
-    stage = linear()
-    other = replace(
-        stage,
-        operators=(
-            *stage.operators[:2],
-            Operator(
-                "relu", (stage.operators[1].output,), stage.operators[2].output, stage.output.type
-            ),
-        ),
-    )
-    wrong = kernel(other, good.picks[1].config, machine, "wrong")
-    posed = replace(good, kernels=(good.kernels[0], wrong))
-    library = write_artifact(artifact([posed], machine, 1), tmp_path / "trials.so")
-    said = measure.run(library, 0.05)
-    assert isinstance(said, dict) and said["wrong"] == [2]
-
-
-def test_batches_keep_the_order_and_the_limit(machine: Target) -> None:
-    trials = trial(machine, "batch", linear(), linear(30), linear(20))
-    most = trials[0].nbytes + trials[1].nbytes
-    assert [[t.stage for t in b] for b in batches(trials, most)] == [
-        [trials[0].stage, trials[1].stage],
-        [trials[2].stage],
-    ]
-    assert [len(b) for b in batches(trials, 1)] == [1, 1, 1]
 
 
 # the whole ------------------------------------------------------------------------------------
@@ -310,39 +203,6 @@ def test_what_crashes_is_told_from_its_rivals(
     slower = {r.config for r in rows if r.outcome == "slower"}
     assert slower and not slower & {r.config for r in failed}
     assert result.measured == len(slower) and len(made.notes) == bad
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [("raise SystemExit(3)", "crashed"), ("import time; time.sleep(60)", "hung")],
-)
-def test_the_process_that_times_may_die_or_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
-) -> None:
-    """A script takes the place of the interpreter. GRACE is how much longer than its time it may
-    run.
-    """
-    script = tmp_path / "python"
-    script.write_text(f"#!{sys.executable}\n{code}\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(measure.sys, "executable", str(script))
-    monkeypatch.setattr(measure, "GRACE", 1.0)
-    answer = measure.run(tmp_path / "no.so", 0.1)
-    assert isinstance(answer, str) and answer.startswith(said)
-
-
-def small_model() -> Any:
-    """Two matmuls and a softmax."""
-    onnx = pytest.importorskip("onnx")
-    text = """<ir_version: 10, opset_import: ["": 21]>
-    m (float[37, 48] x) => (float[37, 40] y)
-    <float[48, 96] w = {W}, float[96, 40] v = {V}>
-    { h = MatMul(x, w)  r = Relu(h)  z = MatMul(r, v)  y = Softmax<axis = -1>(z) }"""
-    random = np.random.default_rng(5)
-    for name, size in (("W", 48 * 96), ("V", 96 * 40)):
-        values = ", ".join(f"{v:.6f}" for v in random.standard_normal(size) / 8)
-        text = text.replace("{" + name + "}", "{" + values + "}")
-    return onnx.parser.parse_model(text)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -30,7 +30,7 @@ from gtco.tuning.result import StageResult
 from gtco.tuning.timing import LEAST_ROUNDS
 from gtco.tuning.trial import Trial
 from gtco.tuning.view import View
-from tests.tuning.test_tuning import linear
+from tests.tuning.small import linear
 
 POLICY = AnalyticPolicy(target("x86-64-v4"))
 
@@ -68,7 +68,6 @@ class Machine:
 
     def factor(self, pick: Pick, number: int) -> float:
         return 1.0 if number == 0 else 1.2
-
 
 
 def generated(*stages: Stage) -> Generated:

@@ -20,7 +20,7 @@ from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
 from gtco.tuning import whole
 from gtco.tuning.whole import ModelReadings, judge, refuted, settled
-from tests.tuning.test_tuning import small_model
+from tests.tuning.small import small_model
 
 ROUNDS = 7
 

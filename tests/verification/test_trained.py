@@ -4,8 +4,7 @@ broken models are still caught.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from onnx import numpy_helper
 
 import gtco
 from gtco.verification import verify
-from tests.end_to_end.node_runner import InProcess
+from tests.verification.changed import Changed, compiled_here
 from tests.verification.trained import BYTES, PADDING, example, exported, trained
 
 NAMES = ("vit", "map", "text")
@@ -23,40 +22,10 @@ _built: dict[tuple[str, str], gtco.Model] = {}
 
 
 def compiled(name: str, precision: str = "fp32") -> gtco.Model:
-    """Compiled once, in this process, which already has TVM."""
+    """Compiled once."""
     if (name, precision) not in _built:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gtco.compiler.Workers", InProcess)
-            _built[name, precision] = gtco.compile_model(
-                exported(name), threads=1, simplify=False, tune="off", precision=precision
-            )
+        _built[name, precision] = compiled_here(exported(name), tune="off", precision=precision)
     return _built[name, precision]
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A compiled model whose output is changed."""
-
-    inner: gtco.Model
-    change: Callable[[np.ndarray], None]
-
-    @property
-    def inputs(self) -> Any:
-        return self.inner.inputs
-
-    @property
-    def outputs(self) -> Any:
-        return self.inner.outputs
-
-    @property
-    def metadata(self) -> Any:
-        return self.inner.metadata
-
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        outputs = {name: value.copy() for name, value in self.inner.run(inputs).items()}
-        for value in outputs.values():
-            self.change(value)
-        return outputs
 
 
 def test_the_models_are_sure() -> None:

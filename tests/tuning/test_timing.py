@@ -1,0 +1,133 @@
+"""The process that times candidates: what it reads and compares, and what happens if it dies."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gtco.codegen.build import Job, Kernel, build
+from gtco.machine.target import Target, detect
+from gtco.search.analytic import AnalyticPolicy
+from gtco.tensor.space import Config
+from gtco.tensor.stage import Operator, Stage
+from gtco.tuning import measure, timing
+from gtco.tuning.timing import agree
+from gtco.tuning.trial import Trial, artifact, batches
+from tests.tuning.small import linear
+
+
+@pytest.fixture(scope="module")
+def machine() -> Target:
+    return detect()
+
+
+def kernel(stage: Stage, config: Config, machine: Target, symbol: str) -> Kernel:
+    made = build(Job(symbol, stage, config, machine))
+    assert isinstance(made, Kernel), made
+    return made
+
+
+def test_results_agree_up_to_the_order_of_sums() -> None:
+    x = np.random.default_rng(0).random((4, 5), np.float32)
+    assert agree(x, x * np.float32(1 + 1e-6))
+    broken = x.copy()
+    broken[2, 3] = 0
+    assert not agree(x, broken)
+    assert not agree(x, x * np.float32(1.01)) and agree(x, x * np.float32(1.01), 2e-2)
+    assert not agree(x, np.full_like(x, np.inf)) and not agree(np.full_like(x, np.inf), x)
+    infinite = np.full_like(x, np.inf)
+    assert agree(infinite, infinite) and agree(np.full_like(x, 3e38), np.full_like(x, 3e38))
+    assert not agree(np.full_like(x, 3e38), np.full_like(x, -3e38))
+    unfinished = x.copy()
+    unfinished[0, 0] = np.nan
+    assert not agree(x, unfinished)
+    assert not agree(np.arange(5), np.arange(5)[::-1])
+
+
+def trial(machine: Target, symbols: str, *stages: Stage) -> list[Trial]:
+    """Each stage with its pick and one rival."""
+    policy = AnalyticPolicy(machine)
+    found = []
+    for number, stage in enumerate(stages):
+        pick = policy.choose(stage)
+        assert pick is not None
+        rival = policy.alternatives(stage, pick, {pick.config})[0]
+        kernels = tuple(
+            kernel(stage, p.config, machine, f"{symbols}_{number}_{n}")
+            for n, p in enumerate((pick, rival))
+        )
+        found.append(Trial(stage, (pick, rival), kernels))
+    return found
+
+
+def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) -> None:
+    """Real kernels in the real process: every step has readings, and no result is wrong."""
+    from gtco.runtime.artifact import write_artifact
+
+    trials = trial(machine, "fine", linear(), linear(33, 40, 24))
+    made = artifact(trials, machine, 2)
+    assert made.metadata["trials"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    library = write_artifact(made, tmp_path / "trials.so")
+    said = measure.run(library, 0.1)
+    assert isinstance(said, dict) and said["wrong"] == []
+    readings = np.array(said["seconds"])
+    assert readings.shape[1] == 8 and len(readings) >= timing.LEAST_ROUNDS - timing.WARM_ROUNDS
+    assert (readings > 0).all()
+    # a timing that needs more than the whole time ends with the fewest readings
+    said = measure.run(library, 100.0, 0.0)
+    assert isinstance(said, dict) and len(said["seconds"]) == 1
+
+
+def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_path: Path) -> None:
+    """A kernel of relu takes the place of a rival of gelu."""
+    from gtco.runtime.artifact import write_artifact
+
+    (good,) = trial(machine, "good", linear())
+    stage = linear()
+    other = replace(
+        stage,
+        operators=(
+            *stage.operators[:2],
+            Operator(
+                "relu", (stage.operators[1].output,), stage.operators[2].output, stage.output.type
+            ),
+        ),
+    )
+    wrong = kernel(other, good.picks[1].config, machine, "wrong")
+    posed = replace(good, kernels=(good.kernels[0], wrong))
+    library = write_artifact(artifact([posed], machine, 1), tmp_path / "trials.so")
+    said = measure.run(library, 0.05)
+    assert isinstance(said, dict) and said["wrong"] == [2]
+
+
+def test_batches_keep_the_order_and_the_limit(machine: Target) -> None:
+    trials = trial(machine, "batch", linear(), linear(30), linear(20))
+    most = trials[0].nbytes + trials[1].nbytes
+    assert [[t.stage for t in b] for b in batches(trials, most)] == [
+        [trials[0].stage, trials[1].stage],
+        [trials[2].stage],
+    ]
+    assert [len(b) for b in batches(trials, 1)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("raise SystemExit(3)", "crashed"), ("import time; time.sleep(60)", "hung")],
+)
+def test_the_process_that_times_may_die_or_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    """A script takes the place of the interpreter. GRACE is how much longer than its time it may
+    run.
+    """
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\n{code}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(measure.sys, "executable", str(script))
+    monkeypatch.setattr(measure, "GRACE", 1.0)
+    answer = measure.run(tmp_path / "no.so", 0.1)
+    assert isinstance(answer, str) and answer.startswith(said)
