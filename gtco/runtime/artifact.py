@@ -24,6 +24,7 @@ import numpy as np
 from gtco.runtime import c_objects
 from gtco.runtime.c_objects import CPU_SOURCES, write_objects
 from gtco.runtime.elf import ABI_VERSION, CONTENTS_NOTE, ID_NOTE, NOTE_NAME, seal
+from gtco.runtime.elf_object import closed
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
 from gtco.runtime.gpu_table import (
     GPU_SOURCES,
@@ -239,6 +240,7 @@ def _build(
             weights_bytes=artifact.weights_bytes,
             weights_inside=inside,
             identity=identity,
+            closed=closed(artifact.kernels.values()),
         )
         sources, library = CPU_SOURCES, "-lm"
         for number, code in enumerate(artifact.kernels.values()):
@@ -254,16 +256,18 @@ def _build(
     run_compiler([compiler, "-c", "data.s", "-o", "data.o"], folder)
     if inside:
         weights_file.unlink()  # before the linker copies them once more
-    objects += write_objects(sources, folder, compiler)
+    first, *others = write_objects(sources, folder, compiler)
     run_compiler(
         [
             compiler,
             *c_objects.COMPILE_FLAGS,
             f"-I{CSRC}",
             *LINK_FLAGS,
+            first,  # a CPU's kernels stand behind it, and with them the functions that call them
             "plan.c",
             "data.o",
             *objects,
+            *others,
             library,
             "-o",
             "model.so",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -111,9 +111,10 @@ def plan_source(
     weights_bytes: int,
     weights_inside: bool,
     identity: bytes,
+    closed: Collection[str] = (),
 ) -> str:
     """The C source that defines ``gtco_the_plan``. ``identity`` (32 bytes) ties the library to its
-    weights file.
+    weights file. ``closed`` are the kernels that call no code outside of the library.
     """
     numbers = {
         symbol: number for number, symbol in enumerate(dict.fromkeys(step.kernel for step in steps))
@@ -121,7 +122,8 @@ def plan_source(
     step_rows: list[str] = []
     refs: list[BufferRef] = []
     for step in steps:
-        step_rows.append(f"  {{call_{numbers[step.kernel]}, {len(refs)}, {step.tasks}u}},")
+        row = f"call_{numbers[step.kernel]}, {len(refs)}, {step.tasks}u, "
+        step_rows.append(f"  {{{row}{int(step.kernel in closed)}}},")
         refs += step.buffers
     return plan_document(
         name=name,
@@ -130,7 +132,7 @@ def plan_source(
         definitions=[
             *_trampolines(steps),
             "static const gtco_step steps[] = {",
-            *(step_rows or ["  {NULL, 0, 0},"]),
+            *(step_rows or ["  {NULL, 0, 0, 0},"]),
             "};",
         ],
         refs=refs,

@@ -192,7 +192,7 @@ static void release(gtco_model* m) {
   free(m->pool.args);
   free(m->patches);
   free(m->pool.workers);
-  free((void*)m->pool.task_ns);
+  free((void*)m->pool.unbroken);
   free(m);
 }
 

@@ -86,7 +86,7 @@ __attribute__((visibility("default"))) double gtco_barrier_seconds(int threads, 
                                                                    int64_t task_ns) {
   if (threads < 1 || rounds < 1 || task_ns < 0) return -EINVAL;
   gtco_step steps[STEPS];
-  for (int i = 0; i < STEPS; ++i) steps[i] = (gtco_step){wait_kernel, 0, (uint32_t)threads};
+  for (int i = 0; i < STEPS; ++i) steps[i] = (gtco_step){wait_kernel, 0, (uint32_t)threads, 0};
   void* args[] = {&task_ns};
   const double each = seconds_of_step(steps, STEPS, args, threads, rounds, most, NULL);
   const double tasks = (double)task_ns * 1e-9;
@@ -102,7 +102,7 @@ __attribute__((visibility("default"))) double gtco_handover_seconds(int threads,
   if (threads < 1 || rounds < 1 || count < 1 || count > STEPS || tasks < 1) return -EINVAL;
   void* args[] = {x, y, (void*)kernel, y, x, (void*)kernel};
   gtco_step steps[STEPS];
-  for (int i = 0; i < count; ++i) steps[i] = (gtco_step){copy_kernel, i % 2 * 3, tasks};
+  for (int i = 0; i < count; ++i) steps[i] = (gtco_step){copy_kernel, i % 2 * 3, tasks, 0};
   return seconds_of_step(steps, count, args, threads, rounds, most, NULL);
 }
 
@@ -171,7 +171,7 @@ __attribute__((visibility("default"))) double gtco_memory_seconds(int threads, i
   if (times && sums) {
     lines of = {x, y, tasks, part, times, times + tasks, sums};
     void* args[] = {&of};
-    const gtco_step steps[] = {{flush_kernel, 0, tasks}, {pass_kernel, 0, tasks}};
+    const gtco_step steps[] = {{flush_kernel, 0, tasks, 0}, {pass_kernel, 0, tasks, 0}};
     seconds = seconds_of_step(steps, 2, args, threads, rounds, most, passed);
   }
   free(times);

@@ -25,6 +25,7 @@ typedef struct {
   gtco_kernel kernel;
   int32_t first_ref; /* its buffers are refs[first_ref], refs[first_ref + 1], ... */
   uint32_t tasks;    /* independent parts, 1 ... 2^31 - 1 */
+  int32_t closed;    /* 1 if the kernel calls no code outside of the library */
 } gtco_step;
 
 typedef struct {

@@ -1,6 +1,7 @@
 /* The course of a run: the caller publishes the first step; every thread takes ranges of its tasks until none is left;
  * the thread that finishes a step's last task publishes the next step. Barriers wait only for tasks, not for threads: a
- * worker that is late, asleep or without a CPU holds nobody up unless it holds a task. Workers are woken once a run. */
+ * worker that is late, asleep or without a CPU holds nobody up unless it holds tasks. Those of a thread that has no CPU
+ * are taken over by a thread that waits for them. Workers are woken once a run. */
 #define _GNU_SOURCE
 #include "thread_pool.h"
 
@@ -11,9 +12,12 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "restart.h"
 
 #define STEP_IDLE 0xffffu   /* no run under way */
 #define STEP_SERIAL 0xfffeu /* a run is under way, nothing to take yet */
@@ -21,8 +25,10 @@
 #define WAKE_CALLER 2u
 #define POLLS_BETWEEN_CLOCKS 32
 #define NS_BEFORE_YIELD 50000 /* then a spinning thread yields its CPU at every look at the clock */
-#define WATCHING_NS 20000000  /* how long a thread that waits looks for ticks, once in a process */
-#define HELD_UP_NS 100000     /* after such a wait for others' tasks, all threads check whether their CPU was taken away */
+#define NS_BEFORE_LOOK 20000   /* then a waiting thread looks whether those it waits for have a CPU */
+#define NS_BETWEEN_LOOKS 10000 /* a thread whose CPU time stays the same from one look to the next has none */
+#define LONG_NS 4000000 /* a thread's turn of a CPU that it shares with another process, about */
+#define UNBROKEN_RANGES 20
 /* The mode of every thread while it computes, so that results depend on neither the caller's mode nor the thread: round
  * to nearest, no traps, denormals read as zero and flushed to zero (an operation on one can cost 150 cycles). */
 #define RUN_MXCSR 0x9fc0u
@@ -31,8 +37,22 @@ struct gtco_worker {
   pthread_t thread; /* unused in the first, which is the caller */
   gtco_pool* pool;
   int index;
-  gtco_turns turns;
+  _Atomic clockid_t clock; /* its CPU time */
+  _Atomic pid_t id; /* 0: unknown, as the caller's */
+  const volatile uint32_t* _Atomic cpu; /* where it is */
+  uint64_t tickets; /* so many ranges it has begun that others may take over */
+  /* The ticket of the range under way; 0: none that others may take over. Who sets it to 0 goes on with the range, and
+   * reports it and the `finished` tasks of the same step that the thread did before. */
+  _Alignas(64) _Atomic uint64_t held;
+  _Atomic uint32_t step;
+  _Atomic int64_t begin, end, finished;
 };
+
+typedef struct {
+  uint32_t step;
+  int64_t begin, end;
+  int64_t finished; /* tasks of the step that are done and not reported */
+} range;
 
 static inline uint32_t step_of(uint64_t word) { return (uint32_t)(word >> 32) & 0xffffu; }
 static inline uint32_t generation_of(uint64_t word) { return (uint32_t)(word >> 48); }
@@ -40,11 +60,18 @@ static inline uint64_t make_word(uint32_t generation, uint32_t step) {
   return (uint64_t)(generation & 0xffffu) << 48 | (uint64_t)step << 32;
 }
 
-static int64_t now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+static int64_t read_ns(clockid_t clock) {
+  struct timespec t = {0, 0};
+  clock_gettime(clock, &t);
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
+
+static void set_clock(struct gtco_worker* worker, pthread_t thread) {
+  clockid_t clock;
+  if (pthread_getcpuclockid(thread, &clock) == 0) atomic_store_explicit(&worker->clock, clock, memory_order_relaxed);
+}
+
+static int64_t now_ns(void) { return read_ns(CLOCK_MONOTONIC); }
 
 /* The futex is the word's upper half: it changes with every publication, not with every task taken. */
 static uint32_t* futex_of(gtco_pool* pool) { return (uint32_t*)&pool->word + 1; }
@@ -72,52 +99,65 @@ static inline int available(const gtco_pool* pool, uint64_t word) {
   return step < STEP_SERIAL && (uint32_t)word < pool->steps[step].tasks;
 }
 
-/* The number of n tasks of a step that may be begun, if the CPU is shared. */
-static uint32_t fitting(gtco_pool* pool, gtco_turns* turns, uint32_t step, uint32_t n) {
-  return gtco_turns_fit(turns, now_ns(), atomic_load_explicit(&pool->task_ns[step], memory_order_relaxed), n);
-}
-
 /* Takes a range of tasks. Guided self-scheduling (Polychronopoulos and Kuck, 1987) at half the fair share: the first
  * ranges are long, for locality, the last are single tasks, so that threads end within one task of each other. */
-static int take(gtco_pool* pool, gtco_turns* turns, uint32_t* step, int64_t* begin, int64_t* end) {
+static int take(gtco_pool* pool, range* r) {
   uint64_t word = atomic_load_explicit(&pool->word, memory_order_acquire);
   while (available(pool, word)) {
     uint32_t first = (uint32_t)word;
     uint32_t n = (pool->steps[step_of(word)].tasks - first) / (2u * (uint32_t)pool->threads);
     if (n == 0) n = 1;
-    if (turns->until_ns && (n = fitting(pool, turns, step_of(word), n)) == 0) {
-      _mm_pause();
-      return 0; /* does not wait here: finished tasks must be reported */
-    }
     /* Success means that this very step is current and these tasks are free, whatever happened since the load. */
     if (atomic_compare_exchange_weak_explicit(&pool->word, &word, word + n, memory_order_acq_rel,
                                               memory_order_acquire)) {
-      *step = step_of(word);
-      *begin = first;
-      *end = (int64_t)first + n;
+      r->step = step_of(word);
+      r->begin = first;
+      r->end = (int64_t)first + n;
       return 1;
     }
   }
   return 0;
 }
 
-static void run_tasks(gtco_pool* pool, int thread, uint32_t step, int64_t begin, int64_t end) {
-  const gtco_step* s = &pool->steps[step];
-  s->kernel(pool->args + s->first_ref, pool->workspaces + thread * pool->workspace_stride, begin, end);
+static void run_tasks(gtco_pool* pool, int thread, const range* r) {
+  const gtco_step* s = &pool->steps[r->step];
+  s->kernel(pool->args + s->first_ref, pool->workspaces + thread * pool->workspace_stride, r->begin, r->end);
 }
 
-/* run_tasks, timed if the CPU is shared. The next reading replaces one that is too long because the CPU was taken away. */
-static void run_in_turn(gtco_pool* pool, int thread, uint32_t step, int64_t begin, int64_t end) {
-  if (!pool->workers[thread].turns.until_ns) {
-    run_tasks(pool, thread, step, begin, end);
-    return;
+/* Runs a range in such a way that another thread may take it over. Returns 0 if one did. A call that ended because the
+ * CPU was taken away, while nobody waited for it, is repeated as a whole. If that takes long, so are the next
+ * ranges of the step: tasks that outlast a turn of the CPU would never end. */
+static int run_range(gtco_pool* pool, int thread, const range* r) {
+  const gtco_step* s = &pool->steps[r->step];
+  if (!pool->can_restart || !s->closed) {
+    run_tasks(pool, thread, r);
+    return 1;
   }
-  const int64_t began = now_ns();
-  run_tasks(pool, thread, step, begin, end);
-  const int64_t each = (now_ns() - began) / (end - begin);
-  const int64_t before = atomic_load_explicit(&pool->task_ns[step], memory_order_relaxed);
-  const int64_t now = !before || each < before ? each : before + (each < 2 * before ? each - before : before) / 8;
-  atomic_store_explicit(&pool->task_ns[step], now, memory_order_relaxed);
+  _Atomic uint8_t* unbroken = &pool->unbroken[r->step];
+  const uint8_t left = atomic_load_explicit(unbroken, memory_order_relaxed);
+  if (left) {
+    atomic_store_explicit(unbroken, left - 1, memory_order_relaxed);
+    run_tasks(pool, thread, r);
+    return 1;
+  }
+  struct gtco_worker* self = &pool->workers[thread];
+  const uint64_t ticket = ++self->tickets;
+  atomic_store_explicit(&self->step, r->step, memory_order_relaxed);
+  atomic_store_explicit(&self->begin, r->begin, memory_order_relaxed);
+  atomic_store_explicit(&self->end, r->end, memory_order_relaxed);
+  atomic_store_explicit(&self->finished, r->finished, memory_order_relaxed);
+  atomic_store_explicit(&self->held, ticket, memory_order_release);
+  const int done = gtco_call_restartable(s->kernel, pool->args + s->first_ref,
+                                         pool->workspaces + thread * pool->workspace_stride, r->begin, r->end,
+                                         &self->held, ticket);
+  uint64_t mine = ticket;
+  if (!atomic_compare_exchange_strong(&self->held, &mine, 0)) return 0;
+  if (!done) {
+    const int64_t began = read_ns(self->clock);
+    run_tasks(pool, thread, r);
+    if (read_ns(self->clock) - began > LONG_NS) atomic_store_explicit(unbroken, UNBROKEN_RANGES, memory_order_relaxed);
+  }
+  return 1;
 }
 
 static void record(gtco_pool* pool, uint32_t step) {
@@ -128,12 +168,10 @@ static void record(gtco_pool* pool, uint32_t step) {
 }
 
 /* Begins at `step`: runs steps of one task in this thread, whose caches have the data, and publishes the first step
- * that has more tasks, or that this thread should not begin. */
+ * that has more tasks. A thread that takes over such a task goes on in its place. */
 static void advance(gtco_pool* pool, int thread, uint32_t step) {
-  gtco_turns* turns = &pool->workers[thread].turns;
   for (; (int)step < pool->num_steps && pool->steps[step].tasks == 1; ++step) {
-    if (turns->until_ns && !fitting(pool, turns, step, 1)) break;
-    run_in_turn(pool, thread, step, 0, 1);
+    if (!run_range(pool, thread, &(range){step, 0, 1, 0})) return;
     record(pool, step);
   }
   uint32_t generation = generation_of(atomic_load_explicit(&pool->word, memory_order_relaxed));
@@ -144,28 +182,79 @@ static void advance(gtco_pool* pool, int thread, uint32_t step) {
     publish(pool, make_word(generation, STEP_IDLE), WAKE_CALLER);
 }
 
-/* Works until there is no task to take. Finished tasks are reported once a step, not once a range: a step is over only
- * when all are reported, so ranges taken before the report belong to one step. */
-static void participate(gtco_pool* pool, int thread) {
-  gtco_turns* turns = &pool->workers[thread].turns;
-  const uint32_t held_up = atomic_load_explicit(&pool->held_up, memory_order_relaxed);
-  uint32_t step = 0;
-  int64_t begin, end;
-  if (held_up != turns->held_up) {
-    turns->held_up = held_up;
-    gtco_turns_look(turns, now_ns());
-  }
-  for (;;) {
-    int64_t finished = 0;
-    for (; take(pool, turns, &step, &begin, &end); finished += end - begin)
-      run_in_turn(pool, thread, step, begin, end);
-    if (!finished) return;
-    if (atomic_fetch_add_explicit(&pool->done, finished, memory_order_acq_rel) + finished ==
-        (int64_t)pool->steps[step].tasks) {
-      record(pool, step);
-      advance(pool, thread, step + 1);
+/* Works until there is no task to take; begins with the range `r` if it has tasks. Finished tasks are reported once a
+ * step, not once a range: a step is over only when all are reported, so ranges taken before the report belong to one
+ * step. */
+static void participate(gtco_pool* pool, int thread, range* r) {
+  int given = r->begin < r->end;
+  for (;; r->finished = 0) {
+    int mine = 1;
+    while (mine && (given || take(pool, r))) {
+      given = 0;
+      mine = run_range(pool, thread, r);
+      r->finished += r->end - r->begin;
+    }
+    if (!mine) continue;
+    if (!r->finished) return;
+    const gtco_step* s = &pool->steps[r->step];
+    if (s->tasks == 1 ||
+        atomic_fetch_add_explicit(&pool->done, r->finished, memory_order_acq_rel) + r->finished == (int64_t)s->tasks) {
+      record(pool, r->step);
+      advance(pool, thread, r->step + 1);
     }
   }
+}
+
+/* Moves a worker from the CPU that it shares with another thread of the pool. The scheduler would leave them there while
+ * a process keeps another CPU busy. */
+static void part(gtco_pool* pool, int thread) {
+  const pid_t id = atomic_load_explicit(&pool->workers[thread].id, memory_order_acquire);
+  cpu_set_t allowed, others;
+  if (!id || sched_getaffinity(id, sizeof allowed, &allowed) != 0) return;
+  others = allowed;
+  for (int i = 0; i < pool->threads; ++i) {
+    const volatile uint32_t* cpu = atomic_load_explicit(&pool->workers[i].cpu, memory_order_acquire);
+    if (i != thread && cpu && *cpu < CPU_SETSIZE) CPU_CLR(*cpu, &others);
+  }
+  if (CPU_COUNT(&others) == 0) return;
+  sched_setaffinity(id, sizeof others, &others);
+  sched_setaffinity(id, sizeof allowed, &allowed);
+}
+
+/* What a waiting thread knows of one that it waits for. */
+typedef struct {
+  int thread;
+  uint64_t ticket; /* 0: nothing */
+  int64_t cpu_ns;
+} suspect;
+
+/* Takes the range of a thread that has no CPU. Two looks at the same range are needed to see that. */
+static int take_over(gtco_pool* pool, int thread, suspect* seen, range* r) {
+  struct gtco_worker* other = &pool->workers[seen->thread];
+  uint64_t ticket = atomic_load_explicit(&other->held, memory_order_acquire);
+  if (seen->thread != thread && ticket) {
+    const int64_t cpu_ns = read_ns(other->clock);
+    if (seen->ticket != ticket) {
+      seen->ticket = ticket;
+      seen->cpu_ns = cpu_ns;
+      return 0;
+    }
+    if (cpu_ns == seen->cpu_ns) {
+      r->step = atomic_load_explicit(&other->step, memory_order_relaxed);
+      r->begin = atomic_load_explicit(&other->begin, memory_order_relaxed);
+      r->end = atomic_load_explicit(&other->end, memory_order_relaxed);
+      r->finished = atomic_load_explicit(&other->finished, memory_order_relaxed);
+      seen->ticket = 0;
+      /* Success means that the range is that of the ticket. */
+      if (!atomic_compare_exchange_strong(&other->held, &ticket, 0)) return 0;
+      if (*other->cpu == *pool->workers[thread].cpu) part(pool, seen->thread ? seen->thread : thread);
+      gtco_end_calls();
+      return 1;
+    }
+  }
+  seen->ticket = 0;
+  seen->thread = (seen->thread + 1) % pool->threads;
+  return 0;
 }
 
 static int awaited(const gtco_pool* pool, uint64_t word, int caller) {
@@ -173,12 +262,13 @@ static int awaited(const gtco_pool* pool, uint64_t word, int caller) {
   return caller ? step_of(word) == STEP_IDLE : atomic_load_explicit(&pool->stop, memory_order_relaxed) != 0;
 }
 
-/* Waits until there is a task to take, or the run (for the caller) or the pool (for a worker) is over. */
-static void await(gtco_pool* pool, int caller) {
-  int64_t began = 0;
-  int told = pool->crowded; /* then threads take the CPU from each other at any time */
-  int watching = 0;
-  gtco_watch watch = {0, 0};
+/* Waits until there is a task to take, or the run (for the caller) or the pool (for a worker) is over. Fills `r` with the
+ * tasks of another thread if it takes some over, and else with none. */
+static void await(gtco_pool* pool, int thread, range* r) {
+  const int caller = thread == 0;
+  int64_t began = 0, looked = 0;
+  suspect seen = {0, 0, 0};
+  *r = (range){0, 0, 0, 0};
   for (;;) {
     for (int i = 0; i < POLLS_BETWEEN_CLOCKS; ++i) {
       if (awaited(pool, atomic_load_explicit(&pool->word, memory_order_acquire), caller)) return;
@@ -186,16 +276,12 @@ static void await(gtco_pool* pool, int caller) {
     }
     int64_t now = now_ns();
     if (!began) began = now;
-    if (!told && now - began > HELD_UP_NS && step_of(atomic_load(&pool->word)) != STEP_IDLE) {
-      told = 1;
-      watching = pool->spin_ns && !gtco_tick_ns();
-      atomic_fetch_add_explicit(&pool->held_up, 1, memory_order_relaxed);
+    if (pool->can_restart && now - began > NS_BEFORE_LOOK && now - looked > NS_BETWEEN_LOOKS &&
+        step_of(atomic_load(&pool->word)) != STEP_IDLE) {
+      looked = now;
+      if (take_over(pool, thread, &seen, r)) return;
     }
-    if (watching) {
-      gtco_watch_ticks(&watch, now);
-      watching = !gtco_tick_ns() && now - began < WATCHING_NS;
-    }
-    if (now - began < pool->spin_ns || watching) {
+    if (now - began < pool->spin_ns) {
       if (pool->crowded || now - began > NS_BEFORE_YIELD) sched_yield();
       continue;
     }
@@ -211,20 +297,27 @@ static void await(gtco_pool* pool, int caller) {
 
 static void* worker_main(void* argument) {
   struct gtco_worker* self = argument;
+  range r;
+  atomic_store_explicit(&self->cpu, gtco_this_cpu(), memory_order_release);
+  atomic_store_explicit(&self->id, (pid_t)syscall(SYS_gettid), memory_order_release);
   _mm_setcsr(RUN_MXCSR);
   for (;;) {
-    await(self->pool, 0);
+    await(self->pool, self->index, &r);
     if (atomic_load(&self->pool->stop)) return NULL;
-    participate(self->pool, self->index);
+    participate(self->pool, self->index, &r);
   }
 }
 
 int gtco_pool_start(gtco_pool* pool) {
   atomic_store(&pool->word, make_word(0, STEP_IDLE));
   if (pool->threads == 1 || !pool->has_parallel_step) return 0;
-  if (!pool->workers) pool->workers = calloc((size_t)pool->threads, sizeof *pool->workers);
-  if (!pool->task_ns) pool->task_ns = calloc((size_t)pool->num_steps, sizeof *pool->task_ns);
-  if (!pool->workers || !pool->task_ns) return ENOMEM;
+  const size_t bytes = (size_t)pool->threads * sizeof *pool->workers;
+  if (!pool->workers && (pool->workers = aligned_alloc(_Alignof(struct gtco_worker), bytes)))
+    memset(pool->workers, 0, bytes);
+  if (!pool->unbroken) pool->unbroken = calloc((size_t)pool->num_steps, sizeof *pool->unbroken);
+  if (!pool->workers || !pool->unbroken) return ENOMEM;
+  /* Threads that share a CPU because there are too many of them yield it to each other instead. */
+  pool->can_restart = !pool->crowded && gtco_can_restart(pool->steps, pool->num_steps);
   /* The program's signals must go to its own threads. */
   sigset_t all, before;
   sigfillset(&all);
@@ -236,6 +329,7 @@ int gtco_pool_start(gtco_pool* pool) {
     w->index = pool->started + 1;
     error = pthread_create(&w->thread, NULL, worker_main, w);
     if (error) break;
+    set_clock(w, w->thread);
     pthread_setname_np(w->thread, "gtco-worker");
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -248,9 +342,9 @@ void gtco_pool_stop(gtco_pool* pool) {
   publish(pool, make_word(generation_of(atomic_load(&pool->word)) + 1, STEP_IDLE), WAKE_WORKERS);
   for (int i = 0; i < pool->started; ++i) pthread_join(pool->workers[i + 1].thread, NULL);
   free(pool->workers);
-  free((void*)pool->task_ns);
+  free((void*)pool->unbroken);
   pool->workers = NULL;
-  pool->task_ns = NULL;
+  pool->unbroken = NULL;
   pool->started = 0;
   atomic_store(&pool->stop, 0);
 }
@@ -267,10 +361,13 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
   if (step_seconds) pool->step_began_ns = now_ns();
   if (!parallel) {
     for (uint32_t step = 0; (int)step < pool->num_steps; ++step) {
-      run_tasks(pool, 0, step, 0, pool->steps[step].tasks);
+      run_tasks(pool, 0, &(range){step, 0, pool->steps[step].tasks, 0});
       record(pool, step);
     }
   } else {
+    range r = {0, 0, 0, 0};
+    set_clock(&pool->workers[0], pthread_self());
+    atomic_store_explicit(&pool->workers[0].cpu, gtco_this_cpu(), memory_order_release);
     uint32_t generation = generation_of(atomic_load_explicit(&pool->word, memory_order_relaxed)) + 1;
     if (pool->steps[0].tasks == 1) {
       /* Sleepers wake up while the caller runs the first steps. */
@@ -281,8 +378,8 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
       publish(pool, make_word(generation, 0), WAKE_WORKERS);
     }
     while (step_of(atomic_load_explicit(&pool->word, memory_order_acquire)) != STEP_IDLE) {
-      participate(pool, 0);
-      await(pool, 1);
+      participate(pool, 0, &r);
+      await(pool, 0, &r);
     }
   }
   pool->step_seconds = NULL;
@@ -292,6 +389,7 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
 
 void gtco_pool_after_fork(gtco_pool* pool) {
   pool->started = 0;
+  if (pool->workers) memset(pool->workers, 0, (size_t)pool->threads * sizeof *pool->workers);
   atomic_store(&pool->word, make_word(0, STEP_IDLE));
   atomic_store(&pool->done, 0);
   atomic_store(&pool->sleeping_workers, 0);

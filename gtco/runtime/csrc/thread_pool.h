@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "plan.h"
-#include "turns.h"
 
 /* The fields before `word` are constant while a run is under way. */
 typedef struct gtco_pool {
@@ -23,14 +22,14 @@ typedef struct gtco_pool {
   double* step_seconds;  /* NULL: not profiling */
   int64_t step_began_ns; /* written by whoever finished the step before */
   struct gtco_worker* workers; /* one a thread, the caller's first */
-  _Atomic int64_t* task_ns;    /* of each step: the last measured time of a task; 0: not timed yet */
+  _Atomic uint8_t* unbroken;   /* of each step: how many of its next ranges run without restarts */
+  int can_restart;
   int started;           /* workers that exist in this process */
 
   /* (generation : 16, step : 16, next task : 32). This one word holds all the work that is left, so a thread needs no
    * memory of its own: it may come late, or miss whole runs, and can still only take a task that is free. */
   _Alignas(64) _Atomic uint64_t word;
   _Alignas(64) _Atomic int64_t done; /* tasks of the current step that are finished */
-  _Alignas(64) _Atomic uint32_t held_up; /* counts long waits for tasks that others hold */
   _Alignas(64) _Atomic int32_t sleeping_workers;
   _Atomic int32_t sleeping_caller;
   _Atomic int32_t stop;

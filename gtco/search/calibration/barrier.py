@@ -23,7 +23,7 @@ from gtco.support.errors import BuildError
 from gtco.support.options import c_compiler
 from gtco.support.toolchain import run_compiler
 
-SOURCES = ("barrier.c", "thread_pool.c", "turns.c")
+SOURCES = ("barrier.c", "kernels_begin.c", "kernels_end.c", "restart.c", "thread_pool.c")
 TASK_NS = 2000  # the length of a task: longer than the pool needs to hand it out
 ROUNDS = 300  # runs of 64 steps
 MOST_STEPS = 64  # steps of a run, as in barrier.c
