@@ -18,7 +18,8 @@ def symbols(code: bytes) -> tuple[frozenset[str], frozenset[str]]:
     size, count = struct.unpack_from("<HH", code, _SECTION_SIZE)
     # name, type, flags, address, offset, size, link
     sections = [struct.unpack_from("<IIQQQQI", code, at + size * i) for i in range(count)]
-    defined, taken = set(), set()
+    defined: set[str] = set()
+    taken: set[str] = set()
     for _, kind, _, _, offset, length, link in sections:
         if kind != _SYMBOLS:
             continue
