@@ -33,7 +33,7 @@ static section kernels;
 static ptrdiff_t rseq_offset; /* of the struct rseq from a thread's pointer */
 static int possible;
 static pthread_once_t asked = PTHREAD_ONCE_INIT;
-static __thread gtco_frame frame;
+static pthread_key_t frames; /* of each thread: the gtco_frame of its call */
 
 /* With shadow stacks a return must match its call. */
 static int shadow_stack(void) {
@@ -48,12 +48,16 @@ static void ask(void) {
   const ptrdiff_t* offset = dlsym(RTLD_DEFAULT, "__rseq_offset");
   const unsigned* size = dlsym(RTLD_DEFAULT, "__rseq_size");
   if (!offset || !size || !*size || shadow_stack()) return;
-  if (syscall(SYS_membarrier, REGISTER_END_CALLS, 0, 0) != 0) return;
+  if (syscall(SYS_membarrier, REGISTER_END_CALLS, 0, 0) != 0 || pthread_key_create(&frames, NULL) != 0) return;
   rseq_offset = *offset;
   kernels.begin = (uint64_t)(uintptr_t)gtco_kernels_begin;
   kernels.bytes = (uint64_t)(gtco_kernels_end - gtco_kernels_begin);
   kernels.ended = (uint64_t)(uintptr_t)gtco_call_ended;
   possible = 1;
+}
+
+__attribute__((destructor)) static void forget(void) {
+  if (possible) pthread_key_delete(frames);
 }
 
 int gtco_can_restart(const gtco_step* steps, int num_steps) {
@@ -65,7 +69,7 @@ int gtco_can_restart(const gtco_step* steps, int num_steps) {
   return possible;
 }
 
-gtco_frame* gtco_this_frame(void) { return &frame; }
+gtco_frame* gtco_this_frame(void) { return pthread_getspecific(frames); }
 
 static char* this_rseq(void) {
   char* thread;
@@ -79,10 +83,11 @@ const volatile uint32_t* gtco_this_cpu(void) {
 
 int gtco_call_restartable(gtco_kernel kernel, void* const* b, void* w, int64_t begin, int64_t end,
                           const _Atomic uint64_t* held, uint64_t ticket) {
-  frame.armed = (uint64_t*)(this_rseq() + POINTER_AT);
-  frame.section = &kernels;
-  frame.held = held;
-  frame.ticket = ticket;
+  gtco_frame frame = {NULL, (uint64_t*)(this_rseq() + POINTER_AT), &kernels, held, ticket};
+  if (pthread_setspecific(frames, &frame) != 0) { /* no memory for it */
+    kernel(b, w, begin, end);
+    return 1;
+  }
   return gtco_call_in_frame(kernel, b, w, begin, end, &frame);
 }
 
