@@ -33,9 +33,9 @@ extern void kernel_2(void*, void*, void*, int64_t, int64_t) __asm__("gtco_124961
 static void call_2(void* const* b, void* w, int64_t t0, int64_t t1) { (void)b; kernel_2(b[0], b[1], w, t0, t1); }
 
 static const gtco_step steps[] = {
-  {call_0, 0, 2u},
-  {call_1, 6, 1u},
-  {call_2, 11, 1u},
+  {call_0, 0, 2u, 0},
+  {call_1, 6, 1u, 0},
+  {call_2, 11, 1u, 0},
 };
 static const gtco_ref refs[] = {
   {GTCO_REF_INPUT, 0},
