@@ -6,6 +6,7 @@ import pytest
 
 from gtco.tensor.intrinsics.table import KINDS, MicroKernel
 from gtco.tensor.nest.nest import Nest, Placed
+from gtco.tensor.nest.shape import cut
 
 ROW = MicroKernel(6, 2, 16)
 NEST = Nest(
@@ -42,3 +43,20 @@ def test_tiles_of_partial_sums_are_kept_for_all_blocks_of_a_task() -> None:
     assert {p.name: p.shape for p in NEST.pieces()}["tiles"] == (blocks * panels, 6, 32)
     whole = replace(NEST, kc=96)
     assert {p.name: p.shape for p in whole.pieces()}["tiles"] == (1, 6, 32)
+
+
+@pytest.mark.parametrize("m", [1, 7, 16, 17, 31, 32, 33, 48, 64, 197, 1370])
+@pytest.mark.parametrize("rows", [16, 32])
+def test_blocks_of_the_tile_unit_are_full_but_for_the_last(m: int, rows: int) -> None:
+    """197 rows take 13 tiles, not the 14 of seven equal blocks; a configuration for the last block
+    is set only if the other one does not fit.
+    """
+    tile = MicroKernel(rows, 2, 16, KINDS["tiles"])
+    shape = cut(1, m, 32, rows, 32, 1, 1, full=True)
+    blocks = -(-m // rows)
+    assert shape.rows(blocks) == m and shape.first_row(blocks) == m
+    assert [int(shape.first_row(b)) for b in range(blocks)] == list(range(0, m, rows))
+    assert shape.heights[0] == min(rows, m) and shape.heights[-1] == m - (blocks - 1) * rows
+    assert shape.covered(tile, blocks) == -(-m // 16) * 16
+    sets_again = len(shape.heights) > 1 and m % 16 != 0
+    assert shape.configurations(tile, 1, 1) == (3 if sets_again else 1)
