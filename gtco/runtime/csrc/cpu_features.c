@@ -41,8 +41,9 @@ static uint64_t enabled_state(void) {
   return ((uint64_t)high << 32) | low;
 }
 
-/* Linux gives the tiles to a process when it asks for them: to all of its threads, also to those that start later. */
-static _Thread_local int tiles_error;
+/* Linux gives the tiles to a process when it asks for them: to all of its threads, also to those that start later.
+ * So its answer is one for all threads. */
+static _Atomic int tiles_error;
 
 static int tiles_allowed(void) {
   tiles_error = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) ? errno : 0;

@@ -7,7 +7,7 @@
 /* Writes the names (separated by ", ") of the features that are absent into missing and returns their number. */
 int gtco_missing_features(const char* const* features, int count, char* missing, size_t capacity);
 
-/* The system's error (of errno.h) with which it refused the tiles that the last call in this thread asked for; else 0. */
+/* The system's error (of errno.h) with which it refused the tiles to this process when they were last asked for; else 0. */
 int gtco_tiles_refused(void);
 
 /* The CPU's brand string, "unknown CPU" where it has none. */
