@@ -147,10 +147,13 @@ class Reader:
         axis, rank = op["axis"], len(self.shape(op.inputs[1]))
         where = self.value(op.inputs[1], index[axis : axis + rank])
         where = self.emitter.let(tirx.Cast(self.emitter.index_dtype, where), "row")
-        where = self.emitter.let(tirx.Select(where < 0, where + shape[axis], where), "row")
-        # An index of the user may lie outside. The bounds also keep TVM's own analysis of the
-        # place in 32 bits.
-        where = self.emitter.let(tirx.max(tirx.min(where, shape[axis] - 1), 0), "row")
+        # A negative index counts from the end. This is a remainder, not a choice: of seven choices
+        # side by side, LLVM makes vector code with a mask that it does not compute. An index of the
+        # user may lie outside; it reads inside, and the sum does not overflow.
+        size = max(shape[axis], 1)
+        most = (2**62 if self.emitter.index_dtype == "int64" else 2**31 - 1) - size
+        where = self.emitter.let(tirx.max(tirx.min(where, most), -size), "row")
+        where = self.emitter.let(tirx.truncmod(where + size, size), "row")
         return self.value(op.inputs[0], [*index[:axis], where, *index[axis + rank :]])
 
     def through(
