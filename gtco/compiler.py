@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,11 @@ from gtco.driver.checks import (
     check_output,
     check_source,
     is_onnx,
+    source_of,
 )
 from gtco.driver.compilation import Compilation, Progress, silent
 from gtco.driver.compiled import CompiledModel, CompileReport
+from gtco.driver.library import Library
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import target
 from gtco.runtime.artifact import publish_alone
@@ -42,6 +45,7 @@ from gtco.support.errors import (
     VerificationError,
 )
 from gtco.support.options import CompileKeywords, CompileOptions, c_compiler, check_whole, path_of
+from gtco.support.sizes import choices, fixed
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -113,15 +117,15 @@ def compile_to_files(
     libraries are put in place when all of them are made.
     """
     chosen = _options(options)
-    compilations = [
-        Compilation(model, path_of("output", output), inputs, chosen, progress or silent)
+    libraries = [
+        Library(source_of(model), path_of("output", output), inputs, chosen, progress or silent)
         for model, output, inputs in models
     ]
-    outputs = [c.output.resolve() for c in compilations]
+    outputs = [library.output.resolve() for library in libraries]
     if twice := [output for output in outputs if outputs.count(output) > 1]:
         raise OptionError(f"two models would be compiled to the same file '{twice[0]}'")
-    _run(compilations, chosen)
-    return [c.report for c in compilations]
+    _run(libraries, chosen)
+    return [library.report() for library in libraries]
 
 
 def candidates_to_file(
@@ -139,7 +143,7 @@ def candidates_to_file(
     """
     from gtco.driver.candidates import bundle
 
-    chosen = _options(options)
+    chosen = _one_shape(_options(options))
     machine = target(chosen.target)
     backend = backend_of(machine)
     if not isinstance(machine, GpuTarget):
@@ -165,6 +169,21 @@ def candidates_to_file(
     return run.report
 
 
+def open_dimensions(model: Any) -> dict[str, list[tuple[str, int]]]:
+    """The symbolic dimensions of an ONNX file, or of an ExportedProgram, as ``shapes`` and ``dims``
+    name them, with the inputs and axes that have each of them.
+    """
+    model = source_of(model)
+    check_source(model)
+    if is_onnx(model):
+        from gtco.frontend.onnx import dimensions_of
+
+        return dimensions_of(model)
+    from gtco.frontend.pytorch import dimensions_of_program, load_program
+
+    return dimensions_of_program(load_program(model) if isinstance(model, Path) else model)
+
+
 def stages_of(
     model: Any,
     example_inputs: Any = None,
@@ -175,7 +194,7 @@ def stages_of(
     """The stages that :func:`compile_model` would make of the model, and the policy that it would
     pick kernels by.
     """
-    chosen = _options(options)
+    chosen = _one_shape(_options(options))
     run = Compilation(model, Path("model.so"), example_inputs, chosen, progress or silent)
     machine = target(chosen.target)
     backend_of(machine).check(chosen)
@@ -220,8 +239,19 @@ def _options(given: Mapping[str, Any]) -> CompileOptions:
     return CompileOptions(**known)
 
 
-def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
-    """The steps of every model, those that measure for all models at once."""
+def _one_shape(options: CompileOptions) -> CompileOptions:
+    """The options for something that has no variants. Raises :class:`OptionError`."""
+    if len(variants := choices(options.dims)) > 1:
+        raise OptionError(
+            f"dims asks for {len(variants)} variants, and this is made for one shape: give each "
+            "dimension one size"
+        )
+    return replace(options, shapes={**options.shapes, **fixed(options.dims)}, dims={})
+
+
+def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
+    """The steps of every model, those that measure for all models and variants at once."""
+    compilations = [c for library in libraries for c in library.compilations]
     machine = target(options.target)
     backend = backend_of(machine)
     effort = backend.effort(options.tune)
@@ -231,9 +261,9 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
     for compilation in compilations:
         check_source(compilation.model)
         check_output(compilation.output)
+        check_dump(compilation.options.dump)
         if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
             raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
-    check_dump(options.dump)
     with ExitStack() as stack:
         records = None
         if options.records is not None:
@@ -241,7 +271,7 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
         elif effort is not None:
             records = stack.enter_context(Records(":memory:"))
         known = [] if effort is None else _shipped(compilations[0])
-        folders = [stack.enter_context(staging(c.output)) for c in compilations]
+        folders = [stack.enter_context(staging(library.output)) for library in libraries]
         stack.enter_context(made_early(backend.c_sources, folders[0], compiler))
         with Workers(options.workers or backend.builders) as workers:
             for compilation in compilations:
@@ -254,10 +284,10 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
 
                 assert records is not None
                 measure(compilations, workers, records, effort)
-        for compilation, folder in zip(compilations, folders, strict=True):
-            compilation.finish(folder)
-        for compilation, folder in zip(compilations, folders, strict=True):
-            publish(folder, compilation.output)
+        for library, folder in zip(libraries, folders, strict=True):
+            library.finish(folder)
+        for library, folder in zip(libraries, folders, strict=True):
+            publish(folder, library.output)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     for compilation in compilations:
         compilation.report.peak_memory_bytes = peak

@@ -18,8 +18,8 @@ import onnx
 
 from gtco.cli.run_command import make_inputs as random_inputs
 from gtco.frontend.dimensions import Shapes, set_sizes
-from gtco.runtime.library import check_model, read_metadata
-from gtco.runtime.plan import TensorSpec
+from gtco.runtime.library import check_model, read_metadata, tensor_specs
+from gtco.runtime.variants import choose, described_variants, dimensions
 from gtco.support.errors import ModelError, OptionError
 
 from .build import Build, build
@@ -70,7 +70,7 @@ def prepare(
     folder.mkdir(parents=True, exist_ok=True)
     path, model = Path(source), None
     if path.suffix == ".so":
-        return prepare_library(path, folder)
+        return prepare_library(path, folder, shapes or {})
     if path.suffix == ".onnx":
         if not path.is_file():
             raise ModelError(f"no such file: {path}")
@@ -124,15 +124,20 @@ def check_library(library: Path, model: Path | None = None) -> None:
         )
 
 
-def prepare_library(library: Path, folder: Path) -> Workload:
+def prepare_library(library: Path, folder: Path, sizes: Shapes) -> Workload:
     """A library that is timed by itself, on seeded inputs. Its FLOPs are those that the library
-    does.
+    does. ``sizes`` choose the variant of a library of several shapes.
     """
     metadata = read_metadata(library)
-    specs = [TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in metadata["inputs"]]
+    variant = choose(metadata, sizes, library)
+    if variant is None:
+        known = dimensions([one["sizes"] for one in described_variants(metadata)])
+        flags = " ".join(f"--dim {name}={'|'.join(map(str, s))}" for name, s in known.items())
+        raise OptionError(f"{library} was compiled for several shapes: choose one with {flags}")
+    specs = tensor_specs(variant, "inputs")
     inputs = folder / f"{library.stem}.inputs.npz"
     np.savez(inputs, **random_inputs(specs, {}, seed=0))  # type: ignore[arg-type]
-    flops = float(sum(step.get("flops") or 0 for step in metadata["steps"])) or None
+    flops = float(sum(step.get("flops") or 0 for step in variant["steps"])) or None
     notes = ("FLOPs are those that the library does, not those of the model as it was exported",)
     precision = metadata.get("precision", "fp32")
     built = Build(str(library.absolute()), 0.0, 0)

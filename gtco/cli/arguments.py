@@ -5,6 +5,7 @@ have been.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable
 from math import inf
@@ -20,8 +21,10 @@ from gtco.support.options import (
     check_place,
     whole_number,
 )
+from gtco.support.sizes import names_of
 
 T = TypeVar("T")
+_RANGE = re.compile(r"\d+(\.\.|:|-)\d+(:\d+)?")  # 1..64, 224..1022:14
 
 
 def shape(text: str) -> tuple[str, int | tuple[int, ...]]:
@@ -34,6 +37,21 @@ def shape(text: str) -> tuple[str, int | tuple[int, ...]]:
             "whole shape, such as image=1x3x224x224"
         )
     return name, int(value) if value.isdecimal() else tuple(map(int, sizes))
+
+
+def dim(text: str) -> tuple[str, list[int]]:
+    """``batch=1,4,16`` as ("batch", [1, 4, 16])."""
+    name, _, value = text.rpartition("=")
+    if name and _RANGE.fullmatch(value):
+        raise argparse.ArgumentTypeError(
+            f"'{text}': ranges are not possible yet. A list of sizes is, such as {name}=1,4,16"
+        )
+    sizes = value.split(",")
+    if not name or not all(size.isdecimal() and int(size) >= 1 for size in sizes):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not NAME=SIZE,SIZE,... with sizes of 1 or more, such as batch=1,4,16"
+        )
+    return name, list(map(int, sizes))
 
 
 def input_file(text: str) -> tuple[str, Path]:
@@ -127,6 +145,31 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_dim(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--dim`` for a command that opens one variant of a library."""
+    parser.add_argument(
+        "--dim",
+        type=dim,
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="of a library of several shapes: the size of a dimension (batch=4, or x.0=4); may be "
+        "repeated",
+    )
+
+
+def one_size_each(dims: Iterable[tuple[str, list[int]]]) -> dict[str, int]:
+    """The sizes of ``--dim`` of such a command, by name."""
+    given = unique(dims, "--dim")
+    for name, sizes in given.items():
+        if len(sizes) > 1:
+            raise OptionError(
+                f"--dim {name}={','.join(map(str, sizes))}: this command takes one size of each "
+                f"dimension, such as {name}={sizes[0]}"
+            )
+    return {one: sizes[0] for name, sizes in given.items() for one in names_of(name)}
+
+
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that ``compile`` and ``inspect`` of an .onnx file share."""
     parser.add_argument(
@@ -171,6 +214,17 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="for CPUs: threads at run time (default 0: every core that the process may use)",
     )
     add_shape(parser)
+    parser.add_argument(
+        "--dim",
+        type=dim,
+        nargs="?",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE,SIZE,...",
+        help="sizes of a symbolic dimension, named as in --shape (batch=1,4,16). Each is compiled, "
+        "and a run takes the one that its inputs have; may be repeated, which compiles every "
+        "combination. --dim alone, with compile, lists the dimensions of the model",
+    )
     parser.add_argument(
         "--no-simplify",
         dest="simplify",
@@ -219,7 +273,7 @@ def add_tuning(parser: argparse.ArgumentParser, default: str | None = "off") -> 
 
 def compile_options_given(options: argparse.Namespace) -> list[str]:
     """The options of a compile that differ from their defaults, as they are written. ``--threads``
-    is not among them, because a run has it too.
+    and ``--dim`` are not among them, because a run has them too.
     """
     defaults = argparse.ArgumentParser()
     add_compile_options(defaults)
@@ -227,7 +281,7 @@ def compile_options_given(options: argparse.Namespace) -> list[str]:
     return [
         f"--no-{name}" if default is True else f"--{name.replace('_', '-')}"
         for name, default in vars(defaults.parse_args([])).items()
-        if name != "threads" and getattr(options, name) != default
+        if name not in ("threads", "dim") and getattr(options, name) != default
     ]
 
 
@@ -237,5 +291,11 @@ def compile_options(options: argparse.Namespace) -> dict[str, Any]:
         "target precision launches ptx untrusted threads simplify simplify_timeout workers strict "
         "tune records"
     ).split()
+    if None in options.dim:
+        raise OptionError(
+            "--dim alone lists the dimensions of a model, as gtco compile MODEL.onnx --dim does; "
+            "here give sizes: --dim batch=1,4,16"
+        )
     shapes = unique(options.shape, "--shape") or None
-    return {"shapes": shapes} | {name: getattr(options, name) for name in names}
+    dims = unique(options.dim, "--dim") or None
+    return {"shapes": shapes, "dims": dims} | {name: getattr(options, name) for name in names}

@@ -62,6 +62,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="for every system, on the CPU (default 0: every core that the process may use)",
     )
     arguments.add_shape(parser)
+    arguments.add_dim(parser)
     parser.add_argument(
         "--library",
         type=Path,
@@ -169,13 +170,22 @@ def _able(peers: Sequence[str], model: str) -> list[str]:
     return [peer for peer in peers if not (kind == ".onnx" and peer_of(peer) in NEEDS_MODEL)]
 
 
+def _shapes(options: argparse.Namespace) -> dict[str, Any]:
+    """The sizes of symbolic dimensions, by --shape and by --dim, which here has one size each."""
+    shapes: dict[str, Any] = arguments.unique(options.shape, "--shape")
+    dims = arguments.one_size_each(options.dim)
+    if both := [name for name in dims if name in shapes]:
+        raise OptionError(f"--dim and --shape both give '{both[0]}' a size: leave one out")
+    return shapes | dims
+
+
 def _on_cpu(options: argparse.Namespace) -> Runner:
     from gtco.bench.harness import suite, workload
 
     precision = options.precision or "fp32"
     if precision not in PRECISIONS:
         raise OptionError(f"--precision {precision} is for GPUs: --target cuda")
-    shapes = arguments.unique(options.shape, "--shape")
+    shapes = _shapes(options)
     peers = _chosen(options, CPU_PEERS, workload.check_peers)
     threads = options.threads or suite.available_threads()
     suite.header(threads)
@@ -201,7 +211,7 @@ def _on_gpu(options: argparse.Namespace) -> Runner:
 
     if options.threads:
         raise OptionError("--threads is of CPUs, and the target is a GPU")
-    shapes = arguments.unique(options.shape, "--shape")
+    shapes = _shapes(options)
     peers = _chosen(options, gpu_suite.PEERS, gpu_suite.peers_of)
     found = gpu_suite.gpu_here()
     target = gpu_suite.target(options.target, found)

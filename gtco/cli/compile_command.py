@@ -62,9 +62,35 @@ def add_made(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    if None in options.dim:
+        return list_dimensions(options.model)
     if options.tune is None:  # only this machine can be measured
         options.tune = "quick" if options.target == "native" else "off"
     return compile_models(options, [options.model])
+
+
+def list_dimensions(model: Path) -> int:
+    """Prints the dimensions of the model's inputs that have no size, as --shape and --dim name
+    them.
+    """
+    from gtco.support.torchless import import_tvm
+
+    import_tvm()
+    from gtco.compiler import open_dimensions
+
+    found = open_dimensions(model)
+    if not found:
+        say(f"{model}: every input has a size on every axis")
+        return 0
+    table = Table(str(model))
+    table.column("dimension", least=12)
+    table.column("where", least=20)
+    for name, places in found.items():
+        table.row(name, ", ".join(f"{tensor} axis {axis}" for tensor, axis in places))
+    show(table)
+    name = next(iter(found))
+    say(f"give each a size (--shape {name}=1) or a list of sizes (--dim {name}=1,4,16)")
+    return 0
 
 
 def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
@@ -113,25 +139,35 @@ def summary(output: Path, report: Any) -> None:
     files = [file for file in (output, *weights_beside(output)) if file.exists()]
     how = "as one persistent kernel, " if report.launches == "persistent" else ""
     predicted = f"{milliseconds(report.predicted_seconds)} ms, {how}by the model of the machine"
+    if variants := report.variants:
+        stages = ", ".join(str(len(one.stages)) for one in variants.values())
+        predicted = "; ".join(
+            f"{name}: {milliseconds(one.predicted_seconds)} ms" for name, one in variants.items()
+        )
     rows = {
         "size": " + ".join(size(file.stat().st_size) for file in files),
         "weights": size(report.weights_bytes),
-        "stages": f"{len(report.stages)}",
+        **({"variants": f"{len(variants)}"} if variants else {}),
+        "stages": stages if variants else f"{len(report.stages)}",
         "predicted": predicted,
         "compiled in": f"{sum(seconds for _, seconds in report.phases):.1f} s",
         "peak memory": size(report.peak_memory_bytes),
     }
     if report.tuned is not None:
         rows["measured"] = f"{report.tuned.elapsed:.1f} s of it: {report.tuned}"
-    if report.fusion:
-        rows["partition"] = report.fusion
-    if report.settled is not None:
-        rows["in the model"] = str(report.settled)
+    for name, one in variants.items() if variants else [("", report)]:
+        if one.fusion:
+            rows[f"partition {name}".rstrip()] = one.fusion
+        if one.settled is not None:
+            rows[f"in the model {name}".rstrip()] = str(one.settled)
     for name, value in rows.items():
         table.row(name, value)
     show(table)
-    if report.verification is not None:
-        show_verification(report.verification)
+    for name, one in variants.items() if variants else [("", report)]:
+        if one.verification is not None:
+            if name:
+                say(f"{name}:")
+            show_verification(one.verification)
     if changed := [stage for stage in report.tuning if stage["first"] != stage["last"]]:
         show(tuning_tables.changed(changed))
     for note in report.notes:

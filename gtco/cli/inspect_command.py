@@ -19,6 +19,7 @@ from gtco.cli.run_command import make_inputs
 from gtco.cli.tables import Table
 from gtco.support.errors import PACKAGES, ArtifactError, GtcoError, OptionError
 from gtco.support.options import PRECISIONS
+from gtco.support.sizes import said
 
 if TYPE_CHECKING:
     from gtco.runtime.module import Model
@@ -86,48 +87,109 @@ def main(options: argparse.Namespace) -> int:
                     **arguments.compile_options(options),
                     progress=progress,
                 )
-            seen = inspect(library, options.threads, options.profile)
+            found = inspect_variants(library, options)
     elif given := arguments.compile_options_given(options):
         raise OptionError(
             f"{', '.join(given)}: that is of a compile, and '{options.model}' is taken for a "
             "compiled library: leave it out, or give the MODEL.onnx"
         )
     else:
-        seen = inspect(options.model, options.threads, options.profile)
+        found = inspect_variants(options.model, options)
+    title, every = str(options.model), list(found.values())
     if options.json:
-        print(json.dumps(seen.to_json(), indent=1, default=str))
+        whole = (
+            every[0].to_json()
+            if len(every) == 1
+            else {"variants": {sizes: seen.to_json() for sizes, seen in found.items()}}
+        )
+        print(json.dumps(whole, indent=1, default=str))
+    elif len(every) == 1:
+        sizes = next(iter(found))
+        show(f"{title} ({sizes})" if sizes else title, every[0], options.all)
     else:
-        show(str(options.model), seen, options.all)
+        show_variants(title, found)
     return 0
 
 
-def inspect(library: Path, threads: int, profile: bool) -> Inspection:
-    """Reads what a library says about itself, without running any code of it. With ``profile``,
-    opens the library and measures its stages (median of calls on random inputs) and the machine's
-    peak. A library for GPUs that cannot be opened here is only read, and the reason replaces the
-    peak.
+def inspect_variants(library: Path, options: argparse.Namespace) -> dict[str, Inspection]:
+    """What :func:`inspect` says of the variant that ``--dim`` chooses, or of each, by its sizes.
+    A compile has chosen already: then ``--dim`` is not looked at.
     """
     from gtco.runtime.library import check_model, read_metadata
-    from gtco.runtime.module import load
+    from gtco.runtime.variants import choose, described_variants
 
     metadata = read_metadata(library)
     check_model(library, metadata)
+    chosen = None
+    if library == options.model:
+        if None in options.dim:
+            raise OptionError("--dim alone is of gtco compile; here give a size: --dim batch=4")
+        chosen = choose(metadata, arguments.one_size_each(options.dim), library)
+    return {
+        said(one.get("sizes", {})): inspect(
+            library, options.threads, options.profile, one.get("sizes", {})
+        )
+        for one in ([chosen] if chosen else described_variants(metadata))
+    }
+
+
+def show_variants(title: str, found: Mapping[str, Inspection]) -> None:
+    """Prints a row for each variant."""
+    table = Table(f"{title}: {len(found)} variants")
+    table.column("sizes", least=12)
+    for heading in ("stages", "MFLOP", "arena", "predicted ms", "measured ms", "% of peak"):
+        table.column(heading, right=True)
+    for sizes, seen in found.items():
+        measured = all("measured_seconds" in stage for stage in seen.stages)
+        time = total(seen.stages, "measured_seconds") if measured else None
+        flops = total(seen.stages, "flops")
+        table.row(
+            sizes,
+            str(len(seen.stages)),
+            f"{flops / 1e6:.1f}",
+            size(seen.details["arena_bytes"]),
+            milliseconds(total(seen.stages, "predicted_seconds")),
+            milliseconds(time),
+            share(flops, time, seen.peak),
+        )
+    console.show(table)
+    first, seen = next(iter(found.items()))
+    weights = seen.details["metadata"].get("weights_bytes")
+    say(f"all share one arena and {size(weights)} of weights")
+    say(f"--dim {first.replace(', ', ' --dim ')} shows the stages of one of them")
+
+
+def inspect(
+    library: Path, threads: int, profile: bool, sizes: Mapping[str, int] | None = None
+) -> Inspection:
+    """Reads what a library says about itself, or about its variant of these sizes, without running
+    any code of it. With ``profile``, opens the library and measures its stages (median of calls on
+    random inputs) and the machine's peak. A library for GPUs that cannot be opened here is only
+    read, and the reason replaces the peak.
+    """
+    from gtco.runtime.library import read_metadata
+    from gtco.runtime.module import load
+    from gtco.runtime.variants import choose
+
+    metadata = read_metadata(library)
+    variant = choose(metadata, sizes or {}, library)
+    assert variant is not None
     opened: Model | None = None
     reason = "not measured (--no-profile)"
     if profile:
         try:
-            opened = load(library, threads=threads)
+            opened = load(library, threads=threads, dims=sizes)
         except ArtifactError as error:
             if "images" not in metadata:
                 raise
             reason = f"not measured: {error}"  # no GPU here runs the model
     if opened is None:
         return Inspection(
-            tuple(metadata["steps"]),
+            tuple(variant["steps"]),
             threads or metadata.get("threads", 0),
             None,
             reason,
-            _details(metadata),
+            _details(metadata, variant),
         )
     with opened as model:
         stages: list[dict[str, Any]] = [dict(stage) for stage in model.stages]
@@ -143,15 +205,18 @@ def inspect(library: Path, threads: int, profile: bool) -> Inspection:
             reached = stage["flops"] / measured if measured > 0 else None
             stage["measured_seconds"] = float(measured)
             stage["share_of_peak"] = reached / peak.flops if reached and peak else None
-        return Inspection(tuple(stages), model.threads, peak, unknown, _details(model.metadata))
+        return Inspection(tuple(stages), model.threads, peak, unknown, _details(metadata, variant))
 
 
-def _details(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "inputs": metadata["inputs"],
-        "outputs": metadata["outputs"],
-        "metadata": {k: v for k, v in metadata.items() if k != "steps"},
+def _details(metadata: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, Any]:
+    found = {
+        "inputs": variant["inputs"],
+        "outputs": variant["outputs"],
+        "metadata": {k: v for k, v in metadata.items() if k not in ("steps", "variants")},
     }
+    if sizes := variant.get("sizes"):
+        found |= {"sizes": sizes, "arena_bytes": variant["arena_bytes"]}
+    return found
 
 
 def measured_peak(threads: int, precision: str) -> tuple[Peak | None, str | None]:

@@ -15,7 +15,7 @@ from gtco.cli import arguments
 from gtco.cli.console import say, show
 from gtco.cli.tables import Table
 from gtco.support.dtypes import is_float, numpy_dtype
-from gtco.support.errors import BuildError, InputError
+from gtco.support.errors import BuildError, InputError, OptionError
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"  # the first bytes of an .npy and an .npz file
 
@@ -40,6 +40,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="N",
         help="time N calls: median, least, 90th percentile",
     )
+    arguments.add_dim(parser)
     parser.add_argument(
         "--threads",
         type=arguments.threads,
@@ -63,8 +64,10 @@ def main(options: argparse.Namespace) -> int:
     from gtco.runtime.module import load
 
     files = arguments.unique(options.input, "--input")
-    model = load(options.library, threads=options.threads, device=options.device)
-    inputs = make_inputs(model.inputs, files, options.seed)
+    dims = arguments.one_size_each(options.dim)
+    model = load(options.library, threads=options.threads, device=options.device, dims=dims)
+    specs = specs_for(model, files) if model.dims else model.inputs
+    inputs = make_inputs(specs, files, options.seed)
     outputs = model.run(inputs)
     table = Table(str(options.library))
     table.column("output", least=12)
@@ -86,6 +89,27 @@ def main(options: argparse.Namespace) -> int:
             f"90th percentile {p90 * 1e3:.3f} ms"
         )
     return 0
+
+
+def specs_for(model: Any, files: Mapping[str, Path]) -> Any:
+    """The inputs of the variant that the files' arrays fit. If none fits, those of any variant:
+    the run then says what is wrong. Raises :class:`OptionError` if several fit.
+    """
+    shapes = {name: read(file).shape for name, file in files.items()}
+    fitting = [
+        one
+        for one in model.variants
+        if all(shapes.get(spec.name, spec.shape) == spec.shape for spec in one.inputs)
+    ]
+    if len(fitting) > 1:
+        lists = " ".join(
+            f"--dim {name}={'|'.join(map(str, sizes))}" for name, sizes in model.dims.items()
+        )
+        raise OptionError(
+            f"the model was compiled for {len(model.variants)} shapes, and the given inputs fit "
+            f"{len(fitting)} of them: choose the size of each dimension: {lists}"
+        )
+    return (fitting or model.variants)[0].inputs
 
 
 def make_inputs(specs: Any, files: Mapping[str, Path], seed: int) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ the fallback. On a GPU, a kernel that spills gives way to the stage's next-best 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gtco.codegen.build import Failure, Job, Kernel
@@ -14,7 +14,7 @@ from gtco.codegen.spilling import StandIns, without_spills
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Machine
 from gtco.support.errors import REPORT, BuildError, InternalError
-from gtco.tensor.space import Pick
+from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage, make_stage
 
 MOST_NOTES = 5  # of what failed before, beside the operators that nothing is left for
@@ -57,6 +57,7 @@ def generate(
     strict: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
     stand_ins: StandIns = lambda stage, pick: (),
+    known: dict[str, tuple[Config, Kernel]] | None = None,
 ) -> Generated:
     """Builds each different stage once, in ``workers``.
 
@@ -64,12 +65,15 @@ def generate(
     without that sketch. If no sketch is left, the stage is cut into single operators. Every failure
     becomes a note or, if ``strict``, an :class:`InternalError`. Raises :class:`BuildError` if a
     single operator has no sketch left. :func:`gtco.codegen.spilling.without_spills` tries the
-    ``stand_ins``; a kernel that spills nevertheless becomes a note.
+    ``stand_ins``; a kernel that spills nevertheless becomes a note. ``known`` are kernels by the
+    stage's key that were built before with this config: they are taken, and new ones join them.
     """
     result = Generated(list(stages))
     tried: dict[str, set[str]] = {}
     while todo := {s.key: s for s in result.stages if s.key not in result.kernels}:
-        hopeless = _attempt(todo, tried, choose, target, workers, text, ptx, progress, result)
+        hopeless = _attempt(
+            todo, tried, choose, target, workers, text, ptx, progress, result, known or {}
+        )
         if strict and result.notes:
             reasons = "\n  ".join(result.notes)
             raise InternalError(
@@ -91,6 +95,8 @@ def generate(
     result.notes += without_spills(
         every, result.kernels, result.choices, stand_ins, target, workers, text, ptx
     )
+    if known is not None:
+        known |= {key: (result.choices[key].config, k) for key, k in result.kernels.items()}
     return result
 
 
@@ -109,6 +115,7 @@ def _attempt(
     ptx: bool,
     progress: Callable[[int, int], None],
     result: Generated,
+    known: Mapping[str, tuple[Config, Kernel]],
 ) -> dict[str, str]:
     """Builds ``todo`` into ``result``. Gives the keys of the stages that have no sketch left, with
     all their failures.
@@ -119,14 +126,17 @@ def _attempt(
         without = tried.setdefault(key, set())
         choice = choose(stage, without)
         if choice is None or choice.config.sketch in without:
-            known = [note for note in result.notes if f"({key}, " in note]
-            if not known:
-                known = [f"no kernel can compute {stage.label} ({key}, {stage.output.type})"]
-                result.notes += known
-            hopeless[key] = "\n  ".join(known)
+            why = [note for note in result.notes if f"({key}, " in note]
+            if not why:
+                why = [f"no kernel can compute {stage.label} ({key}, {stage.output.type})"]
+                result.notes += why
+            hopeless[key] = "\n  ".join(why)
             continue
         without.add(choice.config.sketch)
         result.choices[key] = choice
+        if key in known and known[key][0] == choice.config:
+            result.kernels[key] = known[key][1]
+            continue
         jobs.append(Job(f"gtco_{key}", stage.canonical, choice.config, target, text, ptx))
     answers: dict[str, Kernel | Failure] = {}
     for answer in workers.build(jobs):

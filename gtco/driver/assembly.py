@@ -5,7 +5,8 @@ and each stage becomes a step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any
@@ -16,10 +17,10 @@ from gtco.codegen.build import GpuKernel, Kernel
 from gtco.codegen.generate import Generated
 from gtco.graph.graph import Graph
 from gtco.machine.gpu import GpuTarget
-from gtco.machine.target import Machine
+from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
-from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
+from gtco.runtime.plan import BufferRef, Step, TensorSpec, Variant, plan_arena, round_up
 from gtco.support.version import __version__
 from gtco.tensor.operators import (
     COMPLEX,
@@ -60,23 +61,11 @@ def assemble(
     gpu = isinstance(target, GpuTarget)
     places = _places(graph, generated.stages, generated.kernels if gpu else {})
     weights = _Weights(graph.constants)
-    steps: list[Any] = []
-    for number, stage in enumerate(generated.stages):
-        kernel = generated.kernels[stage.key]
-        buffers = [
-            weights.place(given.name, kernel.packings.get(canonical.name))
-            if given.constant
-            else places[given.name]
-            for given, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True)
-        ]
-        info = describe(stage, generated.choices[stage.key])
-        buffers += places.between.get(number, ())
-        steps.append(step_of(kernel, (*buffers, places[stage.output.output]), info))
     common: dict[str, Any] = {
         "name": name,
         "inputs": _specs(graph, graph.inputs),
         "outputs": _specs(graph, graph.outputs),
-        "steps": tuple(steps),
+        "steps": _steps(generated, generated.kernels, places, weights.place),
         "arena_bytes": places.arena_bytes,
         "weights": weights.packed(),
         "metadata": {
@@ -104,6 +93,140 @@ def assemble(
         cpu_features=target.required(any(kernel.tiles for kernel in kernels)),
         threads=threads,
     )
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one variant is made of: its sizes by the dimension's name, its graph, its kernels."""
+
+    sizes: Mapping[str, int]
+    graph: Graph
+    generated: Generated
+
+
+def assemble_variants(
+    name: str,
+    parts: Sequence[Part],
+    target: Target,
+    threads: int,
+    precision: str,
+    notes: Sequence[str],
+    identity: str = "",
+) -> Artifact:
+    """The artifact of a model with several variants, for a CPU. Constants that are one array in
+    several graphs (:class:`gtco.driver.shared.Shared`) are packed once for each layout. Takes the
+    constants out of the graphs, as :func:`assemble` does.
+    """
+    constants: dict[str, np.ndarray] = {}
+    names: list[dict[str, str]] = []
+    by_id: dict[int, str] = {}
+    for part in parts:
+        own = {}
+        for given, array in part.graph.constants.items():
+            own[given] = by_id.setdefault(id(array), f"{len(by_id)}")
+            constants[own[given]] = array
+        names.append(own)
+        part.graph.constants.clear()
+    weights = _Weights(constants)
+    kernels: dict[str, Kernel] = {}
+    variants = []
+    for number, (part, own) in enumerate(zip(parts, names, strict=True)):
+        made = part.generated
+        used = {stage.key: made.kernels[stage.key] for stage in made.stages}
+        for key, kernel in used.items():
+            if kernels.setdefault(kernel.symbol, kernel).code != kernel.code:
+                used[key] = renamed(kernel, number)
+                kernels[used[key].symbol] = used[key]
+        places = _places(part.graph, made.stages, {})
+        place = _named(weights, own)
+        variants.append(
+            Variant(
+                _specs(part.graph, part.graph.inputs),
+                _specs(part.graph, part.graph.outputs),
+                _steps(made, used, places, place),
+                places.arena_bytes,
+                part.sizes,
+            )
+        )
+    return Artifact(
+        name=name,
+        inputs=symbolic([v.inputs for v in variants], [p.sizes for p in parts]),
+        outputs=symbolic([v.outputs for v in variants], [p.sizes for p in parts]),
+        steps=(),
+        arena_bytes=max(variant.arena_bytes for variant in variants),
+        kernels={f"{k.symbol}.o": k.code for k in kernels.values()},
+        weights=weights.packed(),
+        cpu_features=target.features,
+        threads=threads,
+        metadata={
+            **versions(target),
+            "precision": precision,
+            "model": identity,
+            "weights_by_dtype": dict(sorted(weights.formats.items())),
+            "notes": list(notes),
+        },
+        variants=tuple(variants),
+    )
+
+
+def _named(
+    weights: _Weights, names: Mapping[str, str]
+) -> Callable[[str, Packing | None], BufferRef]:
+    return lambda name, packing: weights.place(names[name], packing)
+
+
+def renamed(kernel: Kernel, variant: int) -> Kernel:
+    """The kernel under a name of the variant's own, for a stage that variants have with different
+    configs. The new name is as long as the old one, so the object's bytes stay where they are.
+    """
+    symbol = f"v{variant:03d}_{kernel.symbol.removeprefix('gtco_')}"
+    assert len(symbol) == len(kernel.symbol), kernel.symbol
+    code = kernel.code.replace(kernel.symbol.encode(), symbol.encode())
+    return replace(kernel, symbol=symbol, code=code)
+
+
+def symbolic(
+    tensors: Sequence[Sequence[TensorSpec]], sizes: Sequence[Mapping[str, int]]
+) -> tuple[TensorSpec, ...]:
+    """The tensors of a model from those of its variants, with the variants' sizes by dimension. A
+    size that differs between them is the name of the dimension that has the same sizes, or else of
+    its place (``y.1``).
+    """
+    dims = {name: tuple(one[name] for one in sizes) for name in sizes[0]}
+    found = []
+    for same in zip(*tensors, strict=True):
+        shape: list[int | str] = []
+        for axis, values in enumerate(zip(*(spec.shape for spec in same), strict=True)):
+            place = f"{same[0].name}.{axis}"
+            equal = [name for name, sizes_of in dims.items() if sizes_of == values]
+            if len(set(values)) == 1:
+                shape.append(values[0])
+            else:
+                shape.append(place if place in equal or not equal else equal[0])
+        found.append(replace(same[0], shape=tuple(shape)))
+    return tuple(found)
+
+
+def _steps(
+    generated: Generated,
+    kernels: Mapping[str, Kernel],
+    places: _Places,
+    weight: Callable[[str, Packing | None], BufferRef],
+) -> tuple[Any, ...]:
+    """The stages in order, each as a step. ``weight`` gives a constant in a layout its place."""
+    steps: list[Any] = []
+    for number, stage in enumerate(generated.stages):
+        kernel = kernels[stage.key]
+        buffers = [
+            weight(given.name, kernel.packings.get(canonical.name))
+            if given.constant
+            else places[given.name]
+            for given, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True)
+        ]
+        info = describe(stage, generated.choices[stage.key])
+        buffers += places.between.get(number, ())
+        steps.append(step_of(kernel, (*buffers, places[stage.output.output]), info))
+    return tuple(steps)
 
 
 def step_of(

@@ -17,6 +17,7 @@ from gtco.runtime.driver import gpu_name
 from gtco.runtime.gpu_table import GPU_SOURCES
 from gtco.support.errors import ArtifactError, GtcoError, OptionError, ShapeError
 from gtco.support.options import EFFORTS, GPU_PRECISIONS, PRECISIONS, CompileOptions, Tune
+from gtco.support.sizes import choices
 from gtco.tensor.stage import NARROW_INDICES
 
 if TYPE_CHECKING:
@@ -177,6 +178,12 @@ class GpuBackend(Backend):
             raise OptionError(
                 f"threads={options.threads}: '{self.machine.name}' is a GPU, whose kernels take "
                 "the threads that they are picked for; leave it out"
+            )
+        if len(variants := choices(options.dims)) > 1:
+            raise OptionError(
+                f"--dim (dims): a library for GPUs such as '{self.machine.name}' has one shape, "
+                f"and these lists are {len(variants)}: give one size each, and compile a library "
+                "for each shape"
             )
         if options.verify:
             with _without_gpu(

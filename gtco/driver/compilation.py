@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from gtco.driver.assembly import assemble, versions
 from gtco.driver.backend import Backend, backend_of
 from gtco.driver.checks import check_sizes, is_onnx, source_of
 from gtco.driver.compiled import CompileReport
+from gtco.driver.shared import Shared
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact, build_artifact
@@ -61,9 +62,11 @@ class Compilation:
         example_inputs: Any,
         options: CompileOptions,
         progress: Progress,
+        shared: Shared | None = None,
     ) -> None:
+        """``shared``: what it has in common with the other variants of its library."""
         self.model, self.output, self.example_inputs = source_of(model), output, example_inputs
-        self.options, self.progress = options, progress
+        self.options, self.progress, self.shared = options, progress, shared
         self.report = CompileReport()
         self.identity = ""  # of an ONNX file, once it is read
         self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
@@ -87,6 +90,8 @@ class Compilation:
         with self.phase("simplify") as say:
             graph = self.canonical(imported, self.threads(machine))
             self.backend.check_indices(graph)
+            if self.shared is not None:
+                self.shared.unite(graph)
             say(f"{len(graph.operators)} operators")
         self.float16 = imported.float16
         del imported
@@ -161,7 +166,7 @@ class Compilation:
         """Model -> Relax, by the importer for its kind. For CPUs float16 becomes float32."""
         options, float16 = self.options, self.backend.computes_float16
         if is_onnx(self.model):
-            from gtco.frontend.onnx import load_onnx
+            from gtco.frontend.onnx import load_onnx, read_onnx
 
             if self.example_inputs is not None:
                 raise OptionError(
@@ -169,7 +174,7 @@ class Compilation:
                     "and shapes gives symbolic ones their values"
                 )
             imported = load_onnx(
-                self.model,
+                self.shared.read(lambda: read_onnx(self.model)) if self.shared else self.model,
                 shapes=options.shapes,
                 simplify=options.simplify,
                 simplify_timeout=options.simplify_timeout,
@@ -178,8 +183,9 @@ class Compilation:
         else:
             from gtco.frontend.pytorch import load_program, load_pytorch
 
-            if isinstance(self.model, Path):
-                self.model = load_program(self.model)
+            if isinstance(path := self.model, Path):
+                read = partial(load_program, path)
+                self.model = self.shared.read(read) if self.shared else read()
             imported = load_pytorch(
                 self.model,
                 self.example_inputs,
@@ -324,6 +330,7 @@ class Compilation:
             strict=self.options.strict,
             progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
             stand_ins=partial(stand_ins, policy),
+            known=self.shared.kernels if self.shared else None,
         )
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))
@@ -355,7 +362,7 @@ class Compilation:
 
     def link(self, folder: Path) -> Path:
         """Kernels, weights and the plan -> the library, in ``folder``."""
-        artifact = self.artifact(_identifier(self.output.stem), self.graph, self.generated)
+        artifact = self.artifact(identifier(self.output.stem), self.graph, self.generated)
         self.report.stages = [dict(step.info) for step in artifact.steps]
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
         if self.launching is not None and self.launching.one_kernel:
@@ -365,18 +372,22 @@ class Compilation:
         self.report.arena_bytes = artifact.arena_bytes
         return build_artifact(artifact, folder, self.output)
 
-    def verify(self, library: Path) -> None:
-        """Compares the library with the reference; raises :class:`VerificationError` with the
-        report if it is wrong.
+    def release(self) -> None:
+        """Lets go of the graphs, whose constants take memory."""
+        del self.whole, self.graph, self.first
+
+    def verify(self, library: Path, sizes: Mapping[str, int] | None = None) -> None:
+        """Compares the library, or its variant of these sizes, with the reference; raises
+        :class:`VerificationError` with the report if it is wrong.
         """
         from gtco.verification import verify
 
-        with load(library, threads=self.options.threads) as compiled:
+        with load(library, threads=self.options.threads, dims=sizes) as compiled:
             self.report.verification = verify(
                 compiled, self.model, example_inputs=self.example_inputs, check=False
             )
         self.report.verification.check()
 
 
-def _identifier(stem: str) -> str:
+def identifier(stem: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in stem) or "model"

@@ -25,6 +25,8 @@ class CompileReport:
     - ``settled``: the verdict of running the whole model; None if it was not run;
     - ``notes``: sentences for the user;
     - ``launches``: how a model for GPUs is launched; ``predicted_seconds`` are for that;
+    - ``variants``: of a library of several shapes, the report of each by its sizes ("batch=4");
+      ``stages``, ``predicted_seconds``, ``verification``, ``fusion`` and ``settled`` are there;
     - ``rejections``: how many configs gave no program, by reason.
     """
 
@@ -42,6 +44,7 @@ class CompileReport:
     tuned: View | None = None
     fusion: str = ""
     settled: ModelVerdict | None = None
+    variants: dict[str, CompileReport] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

@@ -248,7 +248,7 @@ def _require_known(
             unknown.append(name)
         elif fixed[name] != shapes[name]:
             raise ShapeError(
-                f"{_flag(name, shapes[name])}: the file states {fixed[name]} for this axis; export "
+                f"{name}={_by_x(shapes[name])}: the file states {fixed[name]} for this axis; export "
                 "the model again for another size"
             )
     if unknown:
@@ -285,7 +285,8 @@ def _ask(inputs: Sequence[onnx.ValueInfoProto], missing: Sequence[OpenAxis]) -> 
     return (
         f"symbolic dimensions without a value: {listed}. Give each a size: {flags} "
         f"(in Python: shapes={{{', '.join(f'{name!r}: ...' for name in where)}}}).{alike} An "
-        f"input's whole shape also works: {_flag(first.name, whole)}"
+        f"input's whole shape also works: {_flag(first.name, whole)}. One library can have several "
+        f"sizes: --dim {shlex.quote(missing[0].name)}=1,4,16"
     )
 
 

@@ -17,7 +17,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import onnx.inliner
 from onnx import helper
 
 from gtco.frontend import formats, quantized
-from gtco.frontend.dimensions import Shapes, infer_outputs, set_sizes
+from gtco.frontend.dimensions import Shapes, infer_outputs, open_axes, set_sizes
 from gtco.frontend.expansion import EXPANDED, adopt, expand, needs_expansion
 from gtco.frontend.float16 import widen
 from gtco.frontend.identity import identity
@@ -46,8 +46,40 @@ _STANDARD = ("", "ai.onnx")
 _MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "GridSample", "Trilu")
 
 
+@dataclass(frozen=True)
+class OnnxSource:
+    """A model as it was read: the message without its large weights, and these by name."""
+
+    skeleton: onnx.ModelProto
+    weights: Mapping[str, numpy.ndarray]
+    identity: str
+
+
+def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxSource:
+    """Reads the model, of which :func:`load_onnx` may then make several. Raises ModelError."""
+    model, path = _read(source)
+    known = identity(model)
+    check_text(model)
+    if model.functions:
+        check_functions(model)
+        model = onnx.inliner.inline_local_functions(model)
+    skeleton, weights = strip(model, path)
+    return OnnxSource(skeleton, weights, known)
+
+
+def dimensions_of(source: str | Path | bytes | onnx.ModelProto) -> dict[str, list[tuple[str, int]]]:
+    """The inputs and axes of each dimension without a size, by the dimension's name. Raises as
+    :func:`read_onnx` does.
+    """
+    read = read_onnx(source)
+    found: dict[str, list[tuple[str, int]]] = {}
+    for axis in open_axes(_inputs(read.skeleton, read.weights), symbols=False):
+        found.setdefault(axis.name, []).append((axis.input, axis.axis))
+    return found
+
+
 def load_onnx(
-    source: str | Path | bytes | onnx.ModelProto,
+    source: str | Path | bytes | onnx.ModelProto | OnnxSource,
     *,
     shapes: Shapes | None = None,
     simplify: bool = True,
@@ -66,23 +98,21 @@ def load_onnx(
     Raises ModelError (unreadable, invalid, data missing, TVM cannot translate it), ShapeError
     (sizes that are missing or do not fit) and UnsupportedError (every unsupported operator).
     """
-    model, path = _read(source)
-    known = identity(model)
-    check_text(model)
-    if model.functions:
-        check_functions(model)
-        model = onnx.inliner.inline_local_functions(model)
-    skeleton, weights = strip(model, path)
-    del model
+    if isinstance(source, OnnxSource):
+        skeleton = onnx.ModelProto()
+        skeleton.CopyFrom(source.skeleton)  # the import changes it
+    else:
+        source = read_onnx(source)
+        skeleton = source.skeleton
     imported = import_skeleton(
         skeleton,
-        weights,
+        source.weights,
         shapes=shapes,
         simplify=simplify,
         simplify_timeout=simplify_timeout,
         float16=float16,
     )
-    return replace(imported, identity=known)
+    return replace(imported, identity=source.identity)
 
 
 def import_skeleton(

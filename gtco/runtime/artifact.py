@@ -34,7 +34,7 @@ from gtco.runtime.gpu_table import (
     images_data,
     write_images,
 )
-from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec
+from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec, Variant
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
 from gtco.support.errors import BuildError, ShapeError
@@ -45,8 +45,9 @@ WEIGHTS_INSIDE_LIMIT = 1_900_000_000  # bytes
 WEIGHTS_MAGIC, WEIGHTS_HEADER_BYTES = b"GTCOWGT1", 4096  # csrc/weights.c
 MAX_STEPS, MAX_TASKS = 0xFFFD, 2**31 - 1  # what fits in the pool's word, csrc/thread_pool.c
 EXPORTS = (
-    "gtco_open gtco_close gtco_num_inputs gtco_num_outputs gtco_input gtco_output gtco_run "
-    "gtco_run_on gtco_wait gtco_profile gtco_num_steps gtco_num_threads gtco_launch_mode "
+    "gtco_open gtco_close gtco_num_inputs gtco_num_outputs gtco_input gtco_output gtco_set_shapes "
+    "gtco_sized_input gtco_sized_output gtco_run gtco_run_on gtco_wait gtco_profile "
+    "gtco_num_steps gtco_num_threads gtco_launch_mode "
     "gtco_metadata gtco_artifact_metadata gtco_last_error gtco_status_string gtco_abi_version"
 ).split()
 # An artifact needs only libc and libm (for GPUs also libdl, if that is not part of libc). It has no
@@ -65,6 +66,8 @@ class Artifact:
       hold several symbols
     - ``weights``: packed arrays and their byte offsets (multiples of 64, no overlap), to which
       weight buffers refer
+    - ``variants``: of a model of several shapes, one for each; its ``inputs`` and ``outputs`` then
+      have symbolic sizes, and its ``steps`` are empty. A model of one shape has none
     - ``cpu_features``: the instruction sets that the kernels need, by LLVM's names; they are
       checked when the model is opened
     - ``threads``: 0 means all that the process may use
@@ -81,6 +84,7 @@ class Artifact:
     cpu_features: tuple[str, ...] = ()
     threads: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    variants: tuple[Variant, ...] = ()
 
     @property
     def weights_bytes(self) -> int:
@@ -159,8 +163,33 @@ def code_of(artifact: Artifact | GpuArtifact) -> list[bytes]:
     return [*(cubin for image in artifact.images.values() for cubin in image.values()), *more]
 
 
+def variants_of(artifact: Artifact | GpuArtifact) -> Sequence[Variant]:
+    """The variants, of which every artifact has one at least."""
+    if isinstance(artifact, Artifact) and artifact.variants:
+        return artifact.variants
+    return (Variant(artifact.inputs, artifact.outputs, artifact.steps, artifact.arena_bytes),)
+
+
 def _check(artifact: Artifact | GpuArtifact) -> None:
-    for spec in (*artifact.inputs, *artifact.outputs):
+    variants = variants_of(artifact)
+    for variant in variants:
+        _check_variant(artifact, variant)
+    number = sum(len(variant.steps) for variant in variants)
+    if number > MAX_STEPS:
+        raise BuildError(f"the plan has {number} steps; {MAX_STEPS} is the most")
+    if isinstance(artifact, GpuArtifact):
+        check_launches(artifact)
+    end = 0
+    for offset, array in sorted(artifact.weights, key=lambda w: w[0]):
+        if offset % ALIGNMENT or offset < end:
+            raise BuildError(
+                f"the weights at offset {offset} are misaligned or overlap those before them"
+            )
+        end = offset + array.nbytes
+
+
+def _check_variant(artifact: Artifact | GpuArtifact, variant: Variant) -> None:
+    for spec in (*variant.inputs, *variant.outputs):
         if spec.dtype not in DTYPES:
             raise BuildError(
                 f"tensor {spec.name!r} has dtype {spec.dtype}, which an artifact cannot describe"
@@ -168,20 +197,16 @@ def _check(artifact: Artifact | GpuArtifact) -> None:
         symbols = [d for d in spec.shape if not isinstance(d, int)]
         if symbols:
             raise ShapeError(
-                f"tensor {spec.name!r} has the symbolic size {symbols[0]!r}; an artifact serves "
-                "static shapes: give the size a value"
+                f"tensor {spec.name!r} has the symbolic size {symbols[0]!r}; a variant serves one "
+                "shape: give the size a value"
             )
-    if len(artifact.steps) > MAX_STEPS:
-        raise BuildError(f"the plan has {len(artifact.steps)} steps; {MAX_STEPS} is the most")
-    if isinstance(artifact, GpuArtifact):
-        check_launches(artifact)
     limits = {
-        "input": len(artifact.inputs),
-        "output": len(artifact.outputs),
-        "arena": artifact.arena_bytes,
+        "input": len(variant.inputs),
+        "output": len(variant.outputs),
+        "arena": variant.arena_bytes,
         "weight": artifact.weights_bytes,
     }
-    steps: Sequence[Step | GpuStep] = artifact.steps
+    steps: Sequence[Step | GpuStep] = variant.steps
     for number, step in enumerate(steps):
         if isinstance(step, Step) and not 1 <= step.tasks <= MAX_TASKS:
             raise BuildError(
@@ -201,15 +226,8 @@ def _check(artifact: Artifact | GpuArtifact) -> None:
                     f"step {number} ({step.kernel}): {ref.kind} offset {ref.index} is not a "
                     "multiple of 64"
                 )
-    end = 0
-    for offset, array in sorted(artifact.weights, key=lambda w: w[0]):
-        if offset % ALIGNMENT or offset < end:
-            raise BuildError(
-                f"the weights at offset {offset} are misaligned or overlap those before them"
-            )
-        end = offset + array.nbytes
     written = {ref.index for step in steps for ref in step.buffers if ref.kind == "output"}
-    for index, spec in enumerate(artifact.outputs):
+    for index, spec in enumerate(variant.outputs):
         if index not in written:
             raise BuildError(f"no step writes output {index} ({spec.name!r})")
 
@@ -233,10 +251,9 @@ def _build(
             name=artifact.name,
             inputs=artifact.inputs,
             outputs=artifact.outputs,
-            steps=artifact.steps,
+            variants=variants_of(artifact),
             features=normalize_features(artifact.cpu_features),
             threads=artifact.threads,
-            arena_bytes=artifact.arena_bytes,
             weights_bytes=artifact.weights_bytes,
             weights_inside=inside,
             identity=identity,
@@ -277,7 +294,13 @@ def _build(
     seal(folder / "model.so")
     stem = file_name.removesuffix(".so")
     (folder / "model.h").write_text(
-        header_source(artifact.name or stem, file_name, artifact.inputs, artifact.outputs)
+        header_source(
+            artifact.name or stem,
+            file_name,
+            artifact.inputs,
+            artifact.outputs,
+            variants_of(artifact),
+        )
     )
     return identity
 
@@ -304,6 +327,17 @@ def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
     def tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
         return [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in specs]
 
+    def steps(found: Sequence[Step | GpuStep]) -> list[dict[str, Any]]:
+        return [
+            {
+                **step.info,
+                "kernel": step.kernel,
+                **_launch_info(step),
+                "buffers": [[ref.kind, ref.index] for ref in step.buffers],
+            }
+            for step in found
+        ]
+
     own: dict[str, Any] = {
         "name": artifact.name,
         "abi": ABI_VERSION,
@@ -311,16 +345,20 @@ def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
         "outputs": tensors(artifact.outputs),
         "arena_bytes": artifact.arena_bytes,
         "weights_bytes": artifact.weights_bytes,
-        "steps": [
-            {
-                **step.info,
-                "kernel": step.kernel,
-                **_launch_info(step),
-                "buffers": [[ref.kind, ref.index] for ref in step.buffers],
-            }
-            for step in artifact.steps
-        ],
     }
+    if isinstance(artifact, Artifact) and artifact.variants:
+        own["variants"] = [
+            {
+                "sizes": dict(variant.sizes),
+                "inputs": tensors(variant.inputs),
+                "outputs": tensors(variant.outputs),
+                "arena_bytes": variant.arena_bytes,
+                "steps": steps(variant.steps),
+            }
+            for variant in artifact.variants
+        ]
+    else:
+        own["steps"] = steps(artifact.steps)
     if isinstance(artifact, Artifact):
         own["cpu_features"] = list(normalize_features(artifact.cpu_features))
         own["threads"] = artifact.threads

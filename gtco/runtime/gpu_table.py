@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gtco.runtime.gpu_plan import GpuArtifact, PersistentKernel
-from gtco.runtime.plan import BufferRef, round_up
+from gtco.runtime.plan import BufferRef, Variant, round_up
 from gtco.runtime.table import c_string, comment_text, plan_document
 from gtco.support.errors import BuildError
 
 GPU_SOURCES = (
     "cuda_api.c cuda_device.c cuda_driver.c cuda_graph.c cuda_images.c cuda_persistent.c error.c "
-    "tensors.c weights.c"
+    "tensors.c variants.c weights.c"
 ).split()
 # For every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
 MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10
@@ -182,6 +182,7 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
             "};",
         ]
         images.append(f'  {{"{name}", {major}, {minor}, GTCO_CODE_{kind}, cubins_{number}}},')
+    only = Variant(artifact.inputs, artifact.outputs, artifact.steps, artifact.arena_bytes)
     definitions = [
         '#include "cuda_plan.h"',
         "",
@@ -207,6 +208,7 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
         name=artifact.name,
         inputs=artifact.inputs,
         outputs=artifact.outputs,
+        variants=(only,),
         definitions=definitions,
         refs=refs,
         features=(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import os
+import shutil
 import threading
 from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
@@ -16,6 +17,7 @@ from gtco.runtime.plan import TensorSpec
 from gtco.support.errors import ArtifactError
 
 OK, BUSY = 0, 6
+LAUNCHES = {None: 0, "graph": 1, "persistent": 2}  # gtco_launches_option
 
 
 class Options(ctypes.Structure):
@@ -49,6 +51,9 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gtco_num_inputs": (c_int, (c_void_p,)),
     "gtco_num_outputs": (c_int, (c_void_p,)),
     "gtco_num_steps": (c_int, (c_void_p,)),
+    "gtco_set_shapes": (c_int, (c_void_p, c_void_p)),
+    "gtco_sized_input": (POINTER(TensorInfo), (c_void_p, c_int)),
+    "gtco_sized_output": (POINTER(TensorInfo), (c_void_p, c_int)),
     "gtco_num_threads": (c_int, (c_void_p,)),
     "gtco_input": (POINTER(TensorInfo), (c_void_p, c_int)),
     "gtco_output": (POINTER(TensorInfo), (c_void_p, c_int)),
@@ -64,7 +69,10 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 # libraries of the first versions lack these, and may
-LATER = {"gtco_run_on", "gtco_wait", "gtco_launch_mode"}
+LATER = {
+    *("gtco_run_on", "gtco_wait", "gtco_launch_mode"),
+    *("gtco_set_shapes", "gtco_sized_input", "gtco_sized_output"),
+}
 
 # A fork waits until no other thread is inside the dynamic loader, whose state the child inherits.
 _loader_lock = threading.RLock()
@@ -152,7 +160,7 @@ class Library:
                 _ctypes.dlclose(handle)
 
 
-def tensor_specs(metadata: dict[str, Any], kind: str) -> tuple[TensorSpec, ...]:
+def tensor_specs(metadata: Mapping[str, Any], kind: str) -> tuple[TensorSpec, ...]:
     """The ``inputs`` or ``outputs`` that an artifact's metadata describes."""
     return tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"])) for t in metadata[kind])
 
@@ -171,3 +179,41 @@ def check_model(path: Path, metadata: Mapping[str, Any]) -> None:
             f"{path} is a bundle of candidates, which gtco measure times, and no model; gtco "
             "compile makes one"
         )
+
+
+def open_library(
+    path: Path,
+    threads: int,
+    spin: int,
+    device: int | None,
+    launches: str | None,
+    candidates: bool,
+) -> tuple[Library, int]:
+    """The library and a handle. If a compile publishes another library at this moment, the first
+    try may find a library whose weights were just removed; then the new library is opened.
+    """
+    while True:
+        before = file_identity(path)
+        library = Library(path)
+        try:
+            if not candidates:
+                check_model(path, library.metadata)
+            asked = f"device={device}" if device is not None else f"launches={launches!r}"
+            if asked != "launches=None" and "images" not in library.metadata:
+                raise ArtifactError(
+                    f"{path} was compiled for a CPU, and {asked} asks for a GPU; compile "
+                    "the model with --target cuda:ARCHITECTURE"
+                )
+            return library, library.open(threads, device or 0, LAUNCHES[launches], spin)
+        except ArtifactError:
+            library.unload()
+            if file_identity(path) == before:
+                raise
+
+
+def release(library: Library, handle: int, folder: Path | None, owner: int) -> None:
+    library.close(handle)
+    library.unload()
+    # a forked child lets go of its copy, not of the file
+    if folder is not None and os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -17,9 +17,16 @@ import numpy as np
 from gtco.runtime.binding import bind, feeds_of, given_outputs, output_names
 from gtco.runtime.device_tensors import Caller, device_of
 from gtco.runtime.elf import read_contents
-from gtco.runtime.library import BUSY, OK, Library, check_model, file_identity, tensor_specs
+from gtco.runtime.library import BUSY, LAUNCHES, OK, open_library, release, tensor_specs
 from gtco.runtime.publish import publish, staging, weights_name, write_error
-from gtco.runtime.tensors import Place, address_of, as_stored, dense, like, to_numpy
+from gtco.runtime.tensors import Place, address_of, as_stored, like
+from gtco.runtime.variants import (
+    SizedModel,
+    Variants,
+    choose,
+    described_variants,
+    dimensions,
+)
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.support.options import MOST_THREADS, check_place, check_whole
 
@@ -31,6 +38,7 @@ def load(
     spin_microseconds: int | None = None,
     device: int | None = None,
     launches: Literal["graph", "persistent"] | None = None,
+    dims: Mapping[str, int] | None = None,
     temporary: bool = False,
 ) -> Model:
     """Opens the ``.so`` that gtco wrote.
@@ -44,6 +52,8 @@ def load(
       first
     - ``launches``: how such a model is launched; None means as the compile chose
       (:attr:`Model.launches`)
+    - ``dims``: of a model that was compiled for several shapes, the sizes of the only one that this
+      model shall run, such as ``{"batch": 4}``; without them a call's inputs decide
     - ``temporary``: the model owns the folder of the file and removes it when it is closed
 
     Raises :class:`ArtifactError` if the file is not gtco's, is damaged, lacks its weights file, or
@@ -55,11 +65,11 @@ def load(
         spin_microseconds=spin_microseconds,
         device=device,
         launches=launches,
+        dims=dims,
         temporary=temporary,
     )
 
 
-LAUNCHES = {None: 0, "graph": 1, "persistent": 2}  # gtco_launches_option
 MOST_DEVICES = 1 << 16  # more than there are, and an int of C
 MOST_SPINNING = 1_000_000_000  # microseconds, an int of C
 NEVER = -1  # gtco_options.spin_microseconds, where 0 is the default
@@ -78,48 +88,12 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _open(
-    path: Path,
-    threads: int,
-    spin: int,
-    device: int | None,
-    launches: str | None,
-    candidates: bool,
-) -> tuple[Library, int]:
-    """The library and a handle. If a compile publishes another library at this moment, the first
-    try may find a library whose weights were just removed; then the new library is opened.
-    """
-    while True:
-        before = file_identity(path)
-        library = Library(path)
-        try:
-            if not candidates:
-                check_model(path, library.metadata)
-            asked = f"device={device}" if device is not None else f"launches={launches!r}"
-            if asked != "launches=None" and "images" not in library.metadata:
-                raise ArtifactError(
-                    f"{path} was compiled for a CPU, and {asked} asks for a GPU; compile "
-                    "the model with --target cuda:ARCHITECTURE"
-                )
-            return library, library.open(threads, device or 0, LAUNCHES[launches], spin)
-        except ArtifactError:
-            library.unload()
-            if file_identity(path) == before:
-                raise
-
-
-def _release(library: Library, handle: int, folder: Path | None, owner: int) -> None:
-    library.close(handle)
-    library.unload()
-    # a forked child lets go of its copy, not of the file
-    if folder is not None and os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 class Model:
     """A compiled model: ``y = model(x)``.
 
-    - ``inputs`` and ``outputs``: name, dtype and shape of each
+    - ``inputs`` and ``outputs``: name, dtype and shape of each. If the model was compiled for
+      several shapes, sizes that differ between them are the names of dimensions
+    - ``dims``: the sizes of each of these dimensions; empty for a model of one shape
     - ``threads``: the number of threads of a run
     - ``device``: the number of the GPU that it runs on; None for a model of the CPU
     - ``launches``: how a run is launched on the GPU, in words; "" for a model of the CPU
@@ -137,6 +111,7 @@ class Model:
         spin_microseconds: int | None = None,
         device: int | None = None,
         launches: Literal["graph", "persistent"] | None = None,
+        dims: Mapping[str, int] | None = None,
         temporary: bool = False,
         candidates: bool = False,
     ) -> None:
@@ -152,17 +127,21 @@ class Model:
             check_whole("spin_microseconds", spin_microseconds, 0, MOST_SPINNING)
         spin = 0 if spin_microseconds is None else spin_microseconds or NEVER
         self.path = path.absolute()
-        library, handle = _open(self.path, threads, spin, device, launches, candidates)
+        library, handle = open_library(self.path, threads, spin, device, launches, candidates)
         self._library, self._handle, self._run = library, handle, library.run
         self._lock = threading.Lock()
         _models.add(self)
         folder = self.path.parent if temporary else None
-        self._close = weakref.finalize(self, _release, library, handle, folder, os.getpid())
+        self._close = weakref.finalize(self, release, library, handle, folder, os.getpid())
         self.metadata: dict[str, Any] = library.metadata
-        self.inputs = tensor_specs(self.metadata, "inputs")
-        self.outputs = tensor_specs(self.metadata, "outputs")
-        self._input_places = [Place(spec) for spec in self.inputs]
-        self._output_places = [Place(spec) for spec in self.outputs]
+        chosen = choose(self.metadata, dims or {}, self.path)
+        every = [chosen] if chosen is not None else described_variants(self.metadata)
+        self.inputs = tensor_specs(chosen or self.metadata, "inputs")
+        self.outputs = tensor_specs(chosen or self.metadata, "outputs")
+        self._variants = Variants(list(map(SizedModel, every)), self.inputs)
+        # the library's variant, where it has one alone; otherwise a call chooses it
+        self._set = None if "variants" in self.metadata else self._variants.only
+        self.dims = dimensions([one.sizes for one in self._variants.every if chosen is None])
         self._output_names = [spec.name for spec in self.outputs]
         self._input_names = [spec.name for spec in self.inputs]
         self.threads: int = library.num_threads(handle)
@@ -173,35 +152,46 @@ class Model:
         self._output_pointers: Any = (c_void_p * max(1, len(self.outputs)))()
 
     @property
+    def variants(self) -> tuple[SizedModel, ...]:
+        """What the model was compiled for: sizes, inputs, outputs and stages of each variant that
+        this model runs, which is one for a model of one shape.
+        """
+        return self._variants.every
+
+    @property
     def stages(self) -> list[dict[str, Any]]:
-        """One dictionary per stage, in order of execution: what ``gtco inspect`` shows."""
-        steps: list[dict[str, Any]] = self.metadata["steps"]
-        return steps
+        """One dictionary per stage, in order of execution: what ``gtco inspect`` shows. Raises
+        :class:`OptionError` for a model of several shapes, each of which has its own.
+        """
+        if self._variants.only is None:
+            raise OptionError(
+                f"{self.path} has {len(self._variants.every)} variants, each with its own stages: "
+                f"gtco.load(path, dims={self._variants.every[0].sizes}) opens one of them"
+            )
+        return self._variants.only.stages
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on inputs by position, by name, or in a dictionary by name.
 
         Takes numpy arrays or anything with ``__dlpack__`` (torch tensors included) of exactly the
-        dtypes and shapes in :attr:`inputs`; they may be strided. Returns the same kind: one tensor,
-        or a tuple if there are several outputs. ``out=`` takes the results and is returned; it is
-        one tensor or a sequence, dense, with the dtypes and shapes in :attr:`outputs`. Raises
-        :class:`InputError` for a wrong name, dtype or shape.
+        dtypes and shapes in :attr:`inputs`; they may be strided. In a model of several shapes
+        their shapes choose the variant, which may be another one in each call. Returns the same
+        kind: one tensor, or a tuple if there are several outputs. ``out=`` takes the results and is
+        returned; it is one tensor or a sequence, dense, with the dtypes and shapes in
+        :attr:`outputs`. Raises :class:`InputError` for a wrong name, dtype or shape.
 
         A model for GPUs takes arrays of the host, which are copied, and tensors on its device,
         which are not copied. For tensors on the device the results are on the device too, as
         torch's tensors or in ``out=``, and the call returns as soon as the work is in the stream.
         The stream is ``stream=``, or torch's current one, or the legacy default stream.
         """
-        if kwargs or len(args) != len(self._input_places) or not self._fit(args):
+        variant = None if kwargs else self._variants.given(args)
+        if variant is None or len(args) != len(self.inputs) or not variant.fit(args):
             options = self._options(kwargs) if kwargs else kwargs
             results = self._results(bind(self.inputs, args, kwargs), **options)
-        else:
-            results = self._execute(args)  # the checks left out here take longer than a small model
+        else:  # the checks left out here take longer than a small model
+            results = self._execute(variant, args)
         return results[0] if len(results) == 1 else tuple(results)
-
-    def _fit(self, values: Sequence[Any]) -> bool:
-        """True if all inputs are arrays that kernels can read as they are."""
-        return all(map(Place.fits, self._input_places, values))
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Takes the arguments that are not inputs out of ``kwargs`` and returns them."""
@@ -215,14 +205,15 @@ class Model:
     def _results(self, values: Sequence[Any], out: Any = None, stream: Any = None) -> Sequence[Any]:
         """The outputs of a run on these inputs, in order: the tensors of ``out``, or new ones."""
         given = None if out is None else given_outputs(self.outputs, out)
-        if stream is None and self._fit(values):
-            return self._execute(values, given)
+        variant = self._variants.of(values)
+        if stream is None and variant.fit(values):
+            return self._execute(variant, values, given)
         values = list(map(as_stored, values))
         if self.device is not None and any(device_of(value) is not None for value in values):
-            return self._run_on_device(values, self.device, stream, given)
+            return self._run_on_device(variant, values, self.device, stream, given)
         if stream is not None:
             raise InputError("stream is for inputs on the device, and these are on the host")
-        results = self._execute(self._read(values), given)
+        results = self._execute(variant, variant.read(values), given)
         if given is not None:
             return results
         kind = next((v for v in values if not isinstance(v, np.ndarray)), np.empty(0))
@@ -246,7 +237,11 @@ class Model:
         names = args[0] if len(args) == 2 else None
         wanted = self._output_names if names is None else output_names(self.outputs, names)
         values = bind(self.inputs, (), feeds_of(args[-1]))
-        results = self._execute(values) if self._fit(values) else self._results(values)
+        variant = self._variants.given(values)
+        if variant is not None and variant.fit(values):
+            results = self._execute(variant, values)
+        else:
+            results = self._results(values)
         if len(args) == 2 and names is None:
             return list(results)
         by_name = dict(zip(self._output_names, results, strict=True))
@@ -259,7 +254,12 @@ class Model:
         return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
 
     def _run_on_device(
-        self, values: Sequence[Any], device: int, stream: Any, given: list[Any] | None
+        self,
+        variant: SizedModel,
+        values: Sequence[Any],
+        device: int,
+        stream: Any,
+        given: list[Any] | None,
     ) -> list[Any]:
         """Puts a run into the stream and returns its outputs, ``given`` or new, before the run is
         over.
@@ -278,6 +278,7 @@ class Model:
         held = caller.held([*values, *given])
         held += [holder for _, holder in (*inputs, *outputs)] if held else []
         self._call(
+            variant,
             [pointer for pointer, _ in inputs],
             [pointer for pointer, _ in outputs],
             stream=caller.stream,
@@ -292,9 +293,10 @@ class Model:
         takes the outputs: dense arrays of the outputs' shapes and dtypes whose data begins at
         multiples of 64 bytes.
         """
-        seconds = (c_double * max(1, len(self.stages)))()
-        self._execute(self._read(values), results, seconds)
-        return list(seconds)[: len(self.stages)]
+        variant = self._variants.of(values)
+        seconds = (c_double * max(1, len(variant.stages)))()
+        self._execute(variant, variant.read(values), results, seconds)
+        return list(seconds)[: len(variant.stages)]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Copies the library, its header and its weights file (if it has one) to ``path``, which
@@ -348,27 +350,28 @@ class Model:
         on = f"{self.threads} threads" if self.device is None else f"cuda:{self.device}"
         return f"<gtco.{type(self).__name__} {name!r} ({inputs}) -> ({outputs}), {on}>"
 
-    def _read(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """The inputs as dense arrays. Raises :class:`InputError` if one does not fit."""
-        return [dense(array) for array in map(to_numpy, self.inputs, values)]
-
     def _execute(
-        self, arrays: Sequence[np.ndarray], given: Sequence[Any] | None = None, seconds: Any = None
+        self,
+        variant: SizedModel,
+        arrays: Sequence[np.ndarray],
+        given: Sequence[Any] | None = None,
+        seconds: Any = None,
     ) -> Sequence[Any]:
-        """Runs the model on dense arrays of the inputs' dtypes and shapes. Returns the tensors of
+        """Runs the variant on dense arrays of the inputs' dtypes and shapes. Returns the tensors of
         ``out=`` if they are ``given``, else new arrays.
         """
         if given is None:
-            made = [place.new() for place in self._output_places]
+            made = [place.new() for place in variant.output_places]
             given, addresses = [array for array, _ in made], [address for _, address in made]
         else:
-            written = list(map(Place.to_write, self._output_places, given))
+            written = list(map(Place.to_write, variant.output_places, given))
             addresses = [address_of(array) for array in written]
-        self._call([address_of(array) for array in arrays], addresses, seconds)
+        self._call(variant, [address_of(array) for array in arrays], addresses, seconds)
         return given
 
     def _call(
         self,
+        variant: SizedModel,
         inputs: list[int],
         outputs: list[int],
         seconds: Any = None,
@@ -386,6 +389,9 @@ class Model:
             self._input_pointers[: len(inputs)] = inputs
             self._output_pointers[: len(outputs)] = outputs
             library, pointers = self._library, (self._input_pointers, self._output_pointers)
+            if variant is not self._set:
+                self._check(library.set_shapes(self._handle, variant.shapes))
+                self._set = variant
             if not self._held and stream is None and seconds is None:
                 status = self._run(self._handle, *pointers)
                 if status != OK:

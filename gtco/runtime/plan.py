@@ -77,6 +77,25 @@ class TensorSpec:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+@dataclass(frozen=True)
+class Variant:
+    """The model at one choice of its inputs' sizes. All variants of a library share its weights,
+    its kernels and one arena.
+
+    ``sizes``: the sizes by the dimension's name; empty if the model has one shape. Every size in
+    ``inputs`` and ``outputs`` is a number.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    steps: Sequence[Any]
+    arena_bytes: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+
+
 def round_up(value: int, unit: int = ALIGNMENT) -> int:
     return -(-value // unit) * unit
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from gtco.runtime.plan import DTYPES, BufferRef, Step, TensorSpec
+from gtco.runtime.plan import DTYPES, BufferRef, Step, TensorSpec, Variant
 from gtco.support.errors import BuildError
 
 CSRC = Path(__file__).parent / "csrc"
@@ -72,6 +72,23 @@ def _tensors(kind: str, specs: Sequence[TensorSpec]) -> list[str]:
     return [*lines, f"static const gtco_tensor_info {kind}s[] = {{", *(rows or [empty]), "};", ""]
 
 
+def _variants(variants: Sequence[Variant]) -> list[str]:
+    """The table of the variants. The only one has the tensors of the model itself."""
+    lines, rows = [], []
+    first_step = first_ref = 0
+    for number, variant in enumerate(variants):
+        names = "inputs, outputs"
+        if len(variants) > 1:
+            lines += _tensors(f"v{number}_input", variant.inputs)
+            lines += _tensors(f"v{number}_output", variant.outputs)
+            names = f"v{number}_inputs, v{number}_outputs"
+        steps, refs = len(variant.steps), sum(len(step.buffers) for step in variant.steps)
+        comment = f" /* {comment_text(str(variant))} */" if variant.sizes else ""
+        rows.append(f"  {{{names}, {first_step}, {steps}, {first_ref}, {refs}}},{comment}")
+        first_step, first_ref = first_step + steps, first_ref + refs
+    return [*lines, "static const gtco_variant variants[] = {", *rows, "};", ""]
+
+
 def _trampolines(steps: Sequence[Step]) -> list[str]:
     """One function per kernel, all with the same signature, because kernels differ in their number
     of buffers.
@@ -104,10 +121,9 @@ def plan_source(
     name: str,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    steps: Sequence[Step],
+    variants: Sequence[Variant],
     features: Sequence[str],
     threads: int,
-    arena_bytes: int,
     weights_bytes: int,
     weights_inside: bool,
     identity: bytes,
@@ -116,6 +132,7 @@ def plan_source(
     """The C source that defines ``gtco_the_plan``. ``identity`` (32 bytes) ties the library to its
     weights file. ``closed`` are the kernels that call no code outside of the library.
     """
+    steps: list[Step] = [step for variant in variants for step in variant.steps]
     numbers = {
         symbol: number for number, symbol in enumerate(dict.fromkeys(step.kernel for step in steps))
     }
@@ -129,6 +146,7 @@ def plan_source(
         name=name,
         inputs=inputs,
         outputs=outputs,
+        variants=variants,
         definitions=[
             *_trampolines(steps),
             "static const gtco_step steps[] = {",
@@ -140,7 +158,7 @@ def plan_source(
         numbers={
             "num_steps": len(steps),
             "threads": threads,
-            "arena_bytes": arena_bytes,
+            "arena_bytes": max(variant.arena_bytes for variant in variants),
             "workspace_bytes": max([step.workspace for step in steps], default=0),
             "weights_bytes": weights_bytes,
         },
@@ -154,6 +172,7 @@ def plan_document(
     name: str,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
+    variants: Sequence[Variant],
     definitions: Sequence[str],
     refs: Sequence[BufferRef],
     features: Sequence[str],
@@ -171,6 +190,7 @@ def plan_document(
         "num_features": len(features),
         "num_inputs": len(inputs),
         "num_outputs": len(outputs),
+        "num_variants": len(variants),
         "num_steps": numbers["num_steps"],
         "num_refs": len(ref_rows),
         **numbers,
@@ -181,6 +201,7 @@ def plan_document(
         "",
         *_tensors("input", inputs),
         *_tensors("output", outputs),
+        *_variants(variants),
         *definitions,
         "static const gtco_ref refs[] = {",
         *(ref_rows or ["  {GTCO_REF_ARENA, 0},"]),
@@ -190,7 +211,7 @@ def plan_document(
         "",
         "const gtco_plan gtco_the_plan = {",
         f"  .name = {c_string(name)},",
-        "  .features = features, .inputs = inputs, .outputs = outputs,",
+        "  .features = features, .inputs = inputs, .outputs = outputs, .variants = variants,",
         f"  .steps = {steps}, .refs = refs,",
         *(f"  .{field} = {value}," for field, value in counts.items()),
         f"  .weights = {'gtco_the_weights' if weights_inside else 'NULL'},",
@@ -202,10 +223,14 @@ def plan_document(
 
 
 def header_source(
-    name: str, file_name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    name: str,
+    file_name: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    variants: Sequence[Variant] = (),
 ) -> str:
-    """NAME.h: the inputs and outputs of this model, then the C interface. The header is complete in
-    itself and can be copied alone.
+    """NAME.h: the inputs and outputs of this model and the sizes of its variants, then the C
+    interface. The header is complete in itself and can be copied alone.
     """
 
     def rows(specs: Sequence[TensorSpec]) -> list[str]:
@@ -221,6 +246,8 @@ def header_source(
         " *",
         " * outputs",
         *rows(outputs),
+        *([" *", " * compiled for"] if len(variants) > 1 else []),
+        *(f" *   {comment_text(str(variant))}" for variant in variants if len(variants) > 1),
         " */",
         "",
     ]

@@ -89,6 +89,14 @@ def as_stored(value: Any) -> Any:
     return value.resolve_neg() if _is_torch(value) and value.is_neg() else value
 
 
+def shape_of(spec: TensorSpec, value: Any) -> tuple[int, ...]:
+    """The shape of an input. Raises :class:`InputError` for a value that is no tensor."""
+    shape = getattr(value, "shape", None)
+    if shape is None or not (hasattr(value, "__dlpack__") or isinstance(value, np.generic)):
+        shape = _from_dlpack(spec, value, "input").shape
+    return tuple(map(int, shape))
+
+
 def to_numpy(spec: TensorSpec, value: Any, role: str = "input") -> np.ndarray:
     """The value as an array of the tensor's dtype and shape, on the same memory. ``role``: "input"
     or "output".

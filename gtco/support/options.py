@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from gtco.support.errors import BuildError, OptionError
+from gtco.support.sizes import check_dims
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # and the dtype that products multiply
 GPU_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
@@ -127,6 +128,11 @@ class CompileOptions:
     - ``threads``: of the compiled model, 0 for all allowed cores; only for CPUs
     - ``shapes``: sizes of symbolic dimensions by name (``batch``, or by input and axis ``x.0``), or
       an input's whole shape
+    - ``dims``: lists of sizes of symbolic dimensions, by the same names, such as
+      ``{"batch": [1, 4, 16]}``. Each choice of sizes (the product of the lists) becomes a variant
+      in the library, and the shapes of a call's inputs pick the variant. Of a PyTorch module the
+      names are by input and axis: ``{"x.0": [1, 4, 16]}``. ``"x.0,y.0"`` are axes of one size. Only
+      for CPUs
     - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
     - ``workers``: processes that generate code, 0 for one per core
     - ``dump``: the folder for one readable file per phase
@@ -148,6 +154,7 @@ class CompileOptions:
     untrusted: bool = False
     threads: int = 0
     shapes: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
+    dims: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
     simplify: bool = True
     simplify_timeout: float = 120.0
     workers: int = 0
@@ -174,6 +181,7 @@ class CompileOptions:
             whole = hasattr(size, "__len__") and not isinstance(size, str)
             for one in size if whole else [size]:  # type: ignore[union-attr]
                 check_whole(f"shapes[{name!r}]", one, 1)
+        check_dims(self.dims, self.shapes)
         if self.precision not in GPU_PRECISIONS:
             raise OptionError(
                 f"unknown precision {self.precision!r}: choose from {', '.join(GPU_PRECISIONS)}"
@@ -197,6 +205,7 @@ class CompileKeywords(TypedDict, total=False):
     untrusted: bool | None
     threads: int | None
     shapes: Mapping[str, int | Sequence[int]] | None
+    dims: Mapping[str, int | Sequence[int]] | None
     simplify: bool | None
     simplify_timeout: float | None
     workers: int | None

@@ -31,6 +31,7 @@ class Report:
     fusion: str = ""
     settled: ModelVerdict | None = None
     verification: VerificationReport | None = None
+    variants: ClassVar = {}
 
 
 class Model:
@@ -52,6 +53,7 @@ class Model:
         for n, flops in enumerate((4000, 4000))
     ]
     device = None
+    dims: ClassVar = {}
     metadata: ClassVar = {
         "name": "fake",
         "threads": 0,
@@ -105,7 +107,7 @@ def compiler(monkeypatch):
 def model(monkeypatch):
     """Replaces gtco.runtime.module.load and read_metadata by those of the fake model."""
     module, fake = types.ModuleType("gtco.runtime.module"), Model()
-    module.load = lambda path, threads=0, device=0: fake
+    module.load = lambda path, threads=0, device=0, dims=None: fake
     monkeypatch.setitem(sys.modules, "gtco.runtime.module", module)
     monkeypatch.setattr(library, "read_metadata", lambda path: fake.metadata)
     return fake

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco import compiler
 from gtco.driver import compilation
-from gtco.runtime.artifact import Artifact
+from gtco.runtime.artifact import Artifact, variants_of
 from gtco.runtime.table import normalize_features, plan_source
 from tests.end_to_end.node_runner import InProcess
 
@@ -74,10 +74,9 @@ def test_plan(
         name=artifact.name,
         inputs=artifact.inputs,
         outputs=artifact.outputs,
-        steps=artifact.steps,
+        variants=variants_of(artifact),
         features=normalize_features(artifact.cpu_features),
         threads=artifact.threads,
-        arena_bytes=artifact.arena_bytes,
         weights_bytes=artifact.weights_bytes,
         weights_inside=True,
         identity=bytes(32),

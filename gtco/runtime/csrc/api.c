@@ -13,6 +13,7 @@
 #include "plan.h"
 #include "tensors.h"
 #include "thread_pool.h"
+#include "variants.h"
 #include "weights.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -36,7 +37,9 @@ struct gtco_model {
   char** staging; /* where an unaligned input or output goes, inputs first */
   void** pointers; /* what the kernels see in this run, inputs first */
   patch* patches;
+  int* patches_end; /* of each variant; they begin where those of the variant before end */
   int num_patches;
+  const gtco_variant* variant; /* of the next run; NULL until gtco_set_shapes chooses it */
   _Atomic int busy;
   char error[GTCO_MESSAGE_BYTES];
   gtco_model *next, *previous; /* list of open handles, for fork */
@@ -120,6 +123,15 @@ static gtco_status check_cpu(char* message) {
 /* One mapping for all of a handle's memory. It is not touched here: the system gives pages when kernels write to them.
  * Kernels access nothing beyond the line of GTCO_ALIGNMENT bytes in which a buffer ends. So users' tensors need no room
  * behind them, even if they end before an inaccessible page. */
+static size_t most_bytes(int tensor) {
+  int64_t most = 0;
+  for (int v = 0; v < plan->num_variants; ++v) {
+    const int64_t bytes = gtco_tensor(&plan->variants[v], tensor)->nbytes;
+    if (bytes > most) most = bytes;
+  }
+  return (size_t)most;
+}
+
 static gtco_status allocate(gtco_model* m, char* message) {
   const int tensors = gtco_num_tensors();
   const size_t count = (size_t)(tensors ? tensors : 1);
@@ -127,13 +139,14 @@ static gtco_status allocate(gtco_model* m, char* message) {
   m->pointers = calloc(count, sizeof *m->pointers);
   m->pool.args = calloc((size_t)plan->num_refs + 1, sizeof *m->pool.args);
   m->patches = calloc((size_t)plan->num_refs + 1, sizeof *m->patches);
+  m->patches_end = calloc((size_t)plan->num_variants, sizeof *m->patches_end);
   size_t total = gtco_round_up((size_t)plan->arena_bytes, PAGE);
-  for (int t = 0; t < tensors; ++t) total += gtco_round_up((size_t)gtco_tensor(t)->nbytes, PAGE);
+  for (int t = 0; t < tensors; ++t) total += gtco_round_up(most_bytes(t), PAGE);
   /* An odd number of pages apart, so that the threads' scratch does not fall on the same cache sets. */
   m->pool.workspace_stride = (int64_t)((gtco_round_up((size_t)plan->workspace_bytes, PAGE) / PAGE) | 1) * PAGE;
   total += (size_t)m->pool.workspace_stride * (size_t)m->pool.threads + HUGE_PAGE;
   m->memory_bytes = gtco_round_up(total, PAGE);
-  if (m->staging && m->pointers && m->pool.args && m->patches) {
+  if (m->staging && m->pointers && m->pool.args && m->patches && m->patches_end) {
     m->memory = mmap(NULL, m->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (m->memory == MAP_FAILED) m->memory = NULL;
   }
@@ -149,18 +162,36 @@ static void lay_out(gtco_model* m) {
   char* next = arena + gtco_round_up((size_t)plan->arena_bytes, PAGE);
   for (int t = 0; t < gtco_num_tensors(); ++t) {
     m->staging[t] = next;
-    next += gtco_round_up((size_t)gtco_tensor(t)->nbytes, PAGE);
+    next += gtco_round_up(most_bytes(t), PAGE);
   }
   m->pool.workspaces = next;
-  for (int r = 0; r < plan->num_refs; ++r) {
-    const gtco_ref* ref = &plan->refs[r];
-    switch (ref->kind) {
-      case GTCO_REF_ARENA: m->pool.args[r] = arena + ref->index; break;
-      case GTCO_REF_WEIGHT: m->pool.args[r] = (void*)(m->weights.data + ref->index); break;
-      case GTCO_REF_INPUT: m->patches[m->num_patches++] = (patch){r, (int32_t)ref->index}; break;
-      case GTCO_REF_OUTPUT: m->patches[m->num_patches++] = (patch){r, plan->num_inputs + (int32_t)ref->index}; break;
+  for (int v = 0; v < plan->num_variants; ++v) {
+    const gtco_variant* variant = &plan->variants[v];
+    for (int r = variant->first_ref; r < variant->first_ref + variant->num_refs; ++r) {
+      const gtco_ref* ref = &plan->refs[r];
+      switch (ref->kind) {
+        case GTCO_REF_ARENA: m->pool.args[r] = arena + ref->index; break;
+        case GTCO_REF_WEIGHT: m->pool.args[r] = (void*)(m->weights.data + ref->index); break;
+        case GTCO_REF_INPUT: m->patches[m->num_patches++] = (patch){r, (int32_t)ref->index}; break;
+        case GTCO_REF_OUTPUT: m->patches[m->num_patches++] = (patch){r, plan->num_inputs + (int32_t)ref->index}; break;
+      }
     }
+    m->patches_end[v] = m->num_patches;
   }
+}
+
+static int is_parallel(const gtco_variant* variant) {
+  for (int s = variant->first_step; s < variant->first_step + variant->num_steps; ++s)
+    if (plan->steps[s].tasks > 1) return 1;
+  return 0;
+}
+
+/* Makes this variant the one of the next runs. Everything that it needs was prepared when the handle was opened. */
+static void use(gtco_model* m, const gtco_variant* variant) {
+  m->variant = variant;
+  m->pool.first_step = variant->first_step;
+  m->pool.end_step = variant->first_step + variant->num_steps;
+  m->pool.has_parallel_step = is_parallel(variant);
 }
 
 static gtco_status set_up(const gtco_options* options, gtco_model* m, char* message) {
@@ -173,7 +204,7 @@ static gtco_status set_up(const gtco_options* options, gtco_model* m, char* mess
   lay_out(m);
   pool->steps = plan->steps;
   pool->num_steps = plan->num_steps;
-  for (int s = 0; s < plan->num_steps; ++s) pool->has_parallel_step |= plan->steps[s].tasks > 1;
+  for (int v = 0; v < plan->num_variants; ++v) pool->has_parallel_step |= is_parallel(&plan->variants[v]);
   pool->crowded = pool->threads > gtco_allowed_cpus();
   int spin = options ? options->spin_microseconds : 0;
   if (spin == 0) spin = pool->crowded ? CROWDED_SPIN_US : DEFAULT_SPIN_US;
@@ -181,6 +212,7 @@ static gtco_status set_up(const gtco_options* options, gtco_model* m, char* mess
   int error = gtco_pool_start(pool);
   if (error)
     return gtco_fail(message, GTCO_ERROR_THREADS, "cannot start %d threads: %s", pool->threads - 1, strerror(error));
+  if (plan->num_variants == 1) use(m, plan->variants);
   return GTCO_OK;
 }
 
@@ -191,6 +223,7 @@ static void release(gtco_model* m) {
   free(m->pointers);
   free(m->pool.args);
   free(m->patches);
+  free(m->patches_end);
   free(m->pool.workers);
   free((void*)m->pool.unbroken);
   free(m);
@@ -234,26 +267,45 @@ EXPORT void gtco_close(gtco_model* model) {
 static int aligned(const void* pointer) { return pointer && ((uintptr_t)pointer & (GTCO_ALIGNMENT - 1)) == 0; }
 
 static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
-  gtco_status status = gtco_check_pointers(inputs, outputs, m->error);
+  const gtco_variant* variant = m->variant;
+  if (!variant)
+    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
+                     "gtco_run: model '%s' was compiled for %d shapes; gtco_set_shapes says which one the run has",
+                     plan->name, plan->num_variants);
+  gtco_status status = gtco_check_pointers(variant, inputs, outputs, m->error);
   if (status != GTCO_OK) return status;
-  const int tensors = gtco_num_tensors();
+  const int tensors = gtco_num_tensors(), number = (int)(variant - plan->variants);
   for (int t = 0; t < tensors; ++t) {
     const void* pointer = gtco_pointer(inputs, outputs, t);
     m->pointers[t] = aligned(pointer) ? (void*)pointer : m->staging[t];
-    if (t < plan->num_inputs && m->pointers[t] != pointer && gtco_tensor(t)->nbytes)
-      memcpy(m->pointers[t], pointer, (size_t)gtco_tensor(t)->nbytes);
+    if (t < plan->num_inputs && m->pointers[t] != pointer && variant->inputs[t].nbytes)
+      memcpy(m->pointers[t], pointer, (size_t)variant->inputs[t].nbytes);
   }
-  for (int p = 0; p < m->num_patches; ++p) m->pool.args[m->patches[p].ref] = m->pointers[m->patches[p].tensor];
+  for (int p = number ? m->patches_end[number - 1] : 0; p < m->patches_end[number]; ++p)
+    m->pool.args[m->patches[p].ref] = m->pointers[m->patches[p].tensor];
   int error = gtco_pool_run(&m->pool, seconds);
   if (error)
     return gtco_fail(m->error, GTCO_ERROR_THREADS, "cannot start %d threads after a fork: %s", m->pool.threads - 1,
                      strerror(error));
   for (int t = plan->num_inputs; t < tensors; ++t) {
     void* pointer = outputs[t - plan->num_inputs];
-    if (m->pointers[t] != pointer && gtco_tensor(t)->nbytes)
-      memcpy(pointer, m->pointers[t], (size_t)gtco_tensor(t)->nbytes);
+    const int64_t bytes = gtco_tensor(variant, t)->nbytes;
+    if (m->pointers[t] != pointer && bytes) memcpy(pointer, m->pointers[t], (size_t)bytes);
   }
   return GTCO_OK;
+}
+
+const gtco_variant* gtco_variant_of(const gtco_model* model) { return model->variant; }
+
+EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
+  if (!model) return GTCO_ERROR_ARGUMENT;
+  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
+  model->error[0] = '\0';
+  const gtco_variant* found = NULL;
+  gtco_status status = gtco_find_variant(shapes, &found, model->error);
+  if (status == GTCO_OK) use(model, found);
+  atomic_store(&model->busy, 0);
+  return status;
 }
 
 EXPORT gtco_status gtco_profile(gtco_model* model, const void* const* inputs, void* const* outputs, double* seconds) {

@@ -71,7 +71,7 @@ static gtco_status lay_out(gtco_model* m, char* message) {
   size_t total = gtco_round_up((size_t)plan->arena_bytes, SPACING);
   for (int t = 0; t < gtco_num_tensors(); ++t) {
     m->staging[t] = total; /* from the start of the memory, which is not known yet */
-    total += gtco_round_up((size_t)gtco_tensor(t)->nbytes, SPACING);
+    total += gtco_round_up((size_t)gtco_tensor(plan->variants, t)->nbytes, SPACING);
   }
   const size_t tables = total;
   if (m->persistent.blocks) total += gtco_persistent_bytes();
@@ -183,7 +183,7 @@ EXPORT void gtco_close(gtco_model* model) {
 
 /* Finds where a pointer lies. Memory of another device is an error, and so is the host's memory if `device_only`. */
 static gtco_status find_place(gtco_model* m, int t, const void* pointer, int device_only) {
-  const gtco_tensor_info* info = gtco_tensor(t);
+  const gtco_tensor_info* info = gtco_tensor(plan->variants, t);
   const char* kind = gtco_is_output(t) ? "output" : "input";
   unsigned type = 0, managed = 0;
   int ordinal = -1;
@@ -222,7 +222,7 @@ static gtco_status find_place(gtco_model* m, int t, const void* pointer, int dev
 }
 
 static gtco_status find_places(gtco_model* m, const void* const* inputs, void* const* outputs, int device_only) {
-  gtco_status status = gtco_check_pointers(inputs, outputs, m->error);
+  gtco_status status = gtco_check_pointers(plan->variants, inputs, outputs, m->error);
   for (int t = 0; t < gtco_num_tensors() && status == GTCO_OK; ++t)
     status = find_place(m, t, gtco_pointer(inputs, outputs, t), device_only);
   return status;
@@ -235,13 +235,13 @@ static int in_place(const gtco_model* m, int t, const void* pointer) {
 static gtco_status copy_in(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream) {
   for (int t = 0; t < plan->num_inputs; ++t) {
     const void* pointer = gtco_pointer(inputs, outputs, t);
-    const size_t bytes = (size_t)gtco_tensor(t)->nbytes;
+    const size_t bytes = (size_t)gtco_tensor(plan->variants, t)->nbytes;
     if (m->places[t] == ON_HOST)
       GTCO_CUDA_TRY(m->error, cuMemcpyHtoDAsync, (m->staging[t], pointer, bytes, stream),
-                    "copying input '%s' to device %d", gtco_tensor(t)->name, m->device->ordinal);
+                    "copying input '%s' to device %d", gtco_tensor(plan->variants, t)->name, m->device->ordinal);
     else if (m->places[t] == ON_DEVICE && !in_place(m, t, pointer))
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, (m->staging[t], (CUdeviceptr)(uintptr_t)pointer, bytes, stream),
-                    "copying input '%s', which is not aligned to %d bytes", gtco_tensor(t)->name,
+                    "copying input '%s', which is not aligned to %d bytes", gtco_tensor(plan->variants, t)->name,
                     GTCO_DEVICE_ALIGNMENT);
   }
   return GTCO_OK;
@@ -250,13 +250,13 @@ static gtco_status copy_in(gtco_model* m, const void* const* inputs, void* const
 static gtco_status copy_out(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream) {
   for (int t = plan->num_inputs; t < gtco_num_tensors(); ++t) {
     void* pointer = (void*)gtco_pointer(inputs, outputs, t);
-    const size_t bytes = (size_t)gtco_tensor(t)->nbytes;
+    const size_t bytes = (size_t)gtco_tensor(plan->variants, t)->nbytes;
     if (m->places[t] == ON_HOST)
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoHAsync, (pointer, m->staging[t], bytes, stream),
-                    "copying output '%s' from device %d", gtco_tensor(t)->name, m->device->ordinal);
+                    "copying output '%s' from device %d", gtco_tensor(plan->variants, t)->name, m->device->ordinal);
     else if (m->places[t] == ON_DEVICE && !in_place(m, t, pointer))
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, ((CUdeviceptr)(uintptr_t)pointer, m->staging[t], bytes, stream),
-                    "copying output '%s', which is not aligned to %d bytes", gtco_tensor(t)->name,
+                    "copying output '%s', which is not aligned to %d bytes", gtco_tensor(plan->variants, t)->name,
                     GTCO_DEVICE_ALIGNMENT);
   }
   return GTCO_OK;
@@ -403,6 +403,19 @@ static gtco_status wait_for_runs(gtco_model* m) {
 }
 
 typedef enum { RUN, RUN_ON, WAIT } way;
+
+/* A library for GPUs has one variant. */
+const gtco_variant* gtco_variant_of(const gtco_model* model) { return model ? plan->variants : NULL; }
+
+EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
+  if (!model) return GTCO_ERROR_ARGUMENT;
+  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
+  model->error[0] = '\0';
+  const gtco_variant* found = NULL;
+  const gtco_status status = gtco_find_variant(shapes, &found, model->error);
+  atomic_store(&model->busy, 0);
+  return status;
+}
 
 static gtco_status call(gtco_model* m, way how, const void* const* inputs, void* const* outputs, CUstream stream,
                         double* seconds) {

@@ -1,6 +1,6 @@
 /* The C interface of a model that gtco compiled, for a CPU or for NVIDIA GPUs.
  *
- * One shared library holds one model. A handle (gtco_model) owns its memory and its threads: any number of handles may
+ * One shared library holds one model, of one shape or of several. A handle (gtco_model) owns its memory and its threads: any number of handles may
  * be open, and different handles may run at the same time from different threads. One handle runs one call at a time.
  * Every function reports failure through its result; none ends the process.
  *
@@ -83,11 +83,24 @@ gtco_status gtco_open(const gtco_options* options, gtco_model** model);
 /* Frees everything; NULL is allowed. No other call on the handle may be under way. */
 void gtco_close(gtco_model* model);
 
-/* Inputs and outputs, in the order that gtco_run takes them. NULL if the index is out of range. */
+/* Inputs and outputs, in the order that gtco_run takes them. NULL if the index is out of range. In a model that was
+ * compiled for several shapes (gtco compile --dim batch=1,4,16), sizes that differ between them are -1 and have a
+ * symbol. */
 int gtco_num_inputs(const gtco_model* model);
 int gtco_num_outputs(const gtco_model* model);
 const gtco_tensor_info* gtco_input(const gtco_model* model, int index);
 const gtco_tensor_info* gtco_output(const gtco_model* model, int index);
+
+/* Chooses the shapes of the next runs: shapes[i] are the gtco_input(model, i)->ndim sizes of input i. GTCO_ERROR_ARGUMENT
+ * if the model was not compiled for them; the shapes then stay what they were. Nothing is allocated or computed anew, so
+ * shapes may change from run to run. A model of several shapes needs it before its first run; a model of one shape does not need it. */
+gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes);
+
+/* Inputs and outputs with the sizes that gtco_set_shapes chose, so that none is -1: how much memory an output takes is
+ * known before the run. NULL before the first gtco_set_shapes of a model of several shapes, and if the index is out of
+ * range. */
+const gtco_tensor_info* gtco_sized_input(const gtco_model* model, int index);
+const gtco_tensor_info* gtco_sized_output(const gtco_model* model, int index);
 
 /* Runs the model. inputs and outputs are arrays of gtco_num_inputs and gtco_num_outputs pointers, of any alignment;
  * pointers aligned to 64 bytes are used in place, others cost a copy. Inputs are not written to; outputs may overlap
@@ -112,6 +125,7 @@ gtco_status gtco_wait(gtco_model* model);
 
 /* gtco_run that also stores each step's seconds in seconds_per_step[gtco_num_steps]. */
 gtco_status gtco_profile(gtco_model* model, const void* const* inputs, void* const* outputs, double* seconds_per_step);
+/* Of a run with the shapes that are set; 0 if none are. */
 int gtco_num_steps(const gtco_model* model);
 
 /* Threads of the CPU that a run uses, the caller included. */

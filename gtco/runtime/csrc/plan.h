@@ -28,16 +28,25 @@ typedef struct {
   int32_t closed;    /* 1 if the kernel calls no code outside of the library */
 } gtco_step;
 
+/* The model at one choice of its inputs' sizes: a range of the plan's steps, and the range of their refs. */
+typedef struct {
+  const gtco_tensor_info* inputs; /* every size is a number */
+  const gtco_tensor_info* outputs;
+  int32_t first_step, num_steps;
+  int32_t first_ref, num_refs;
+} gtco_variant;
+
 typedef struct {
   const char* name;
   const char* const* features; /* names from cpu_features.def */
-  const gtco_tensor_info* inputs;
+  const gtco_tensor_info* inputs; /* sizes that differ between the variants are symbols */
   const gtco_tensor_info* outputs;
-  const gtco_step* steps;
+  const gtco_variant* variants; /* at least one */
+  const gtco_step* steps; /* of all variants, one after the other, as refs are */
   const gtco_ref* refs;
-  int32_t num_features, num_inputs, num_outputs, num_steps, num_refs;
+  int32_t num_features, num_inputs, num_outputs, num_variants, num_steps, num_refs;
   int32_t threads;           /* 0: all that the process may use */
-  int64_t arena_bytes;
+  int64_t arena_bytes;       /* the largest of the variants */
   int64_t workspace_bytes;   /* a thread's, the largest of the steps */
   const unsigned char* weights; /* NULL: in the file beside the library */
   int64_t weights_bytes;

@@ -9,8 +9,8 @@ static const gtco_plan* const plan = &gtco_the_plan;
 int gtco_num_tensors(void) { return plan->num_inputs + plan->num_outputs; }
 int gtco_is_output(int tensor) { return tensor >= plan->num_inputs; }
 
-const gtco_tensor_info* gtco_tensor(int tensor) {
-  return gtco_is_output(tensor) ? &plan->outputs[tensor - plan->num_inputs] : &plan->inputs[tensor];
+const gtco_tensor_info* gtco_tensor(const gtco_variant* variant, int tensor) {
+  return gtco_is_output(tensor) ? &variant->outputs[tensor - plan->num_inputs] : &variant->inputs[tensor];
 }
 
 const void* gtco_pointer(const void* const* inputs, void* const* outputs, int tensor) {
@@ -23,21 +23,22 @@ static int overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_byte
   return a_bytes && b_bytes && (const char*)a < (const char*)b + b_bytes && (const char*)b < (const char*)a + a_bytes;
 }
 
-gtco_status gtco_check_pointers(const void* const* inputs, void* const* outputs, char* message) {
+gtco_status gtco_check_pointers(const gtco_variant* variant, const void* const* inputs, void* const* outputs,
+                                char* message) {
   if ((!inputs && plan->num_inputs) || (!outputs && plan->num_outputs))
     return gtco_fail(message, GTCO_ERROR_ARGUMENT, "gtco_run: the array of %s pointers is NULL",
                      !inputs && plan->num_inputs ? "input" : "output");
   for (int t = 0; t < gtco_num_tensors(); ++t) {
-    const gtco_tensor_info* info = gtco_tensor(t);
+    const gtco_tensor_info* info = gtco_tensor(variant, t);
     const void* pointer = gtco_pointer(inputs, outputs, t);
     const int output = t - plan->num_inputs;
     if (!pointer && info->nbytes)
       return gtco_fail(message, GTCO_ERROR_ARGUMENT, "gtco_run: the pointer of %s %d ('%s', %lld bytes) is NULL",
                        output < 0 ? "input" : "output", output < 0 ? t : output, info->name, (long long)info->nbytes);
     for (int other = 0; output >= 0 && other < t; ++other)
-      if (overlap(pointer, info->nbytes, gtco_pointer(inputs, outputs, other), gtco_tensor(other)->nbytes))
+      if (overlap(pointer, info->nbytes, gtco_pointer(inputs, outputs, other), gtco_tensor(variant, other)->nbytes))
         return gtco_fail(message, GTCO_ERROR_ARGUMENT, "gtco_run: output '%s' overlaps '%s' in memory", info->name,
-                         gtco_tensor(other)->name);
+                         gtco_tensor(variant, other)->name);
   }
   return GTCO_OK;
 }
@@ -46,7 +47,6 @@ gtco_status gtco_check_pointers(const void* const* inputs, void* const* outputs,
 
 EXPORT int gtco_num_inputs(const gtco_model* model) { return model ? plan->num_inputs : 0; }
 EXPORT int gtco_num_outputs(const gtco_model* model) { return model ? plan->num_outputs : 0; }
-EXPORT int gtco_num_steps(const gtco_model* model) { return model ? plan->num_steps : 0; }
 EXPORT int gtco_abi_version(void) { return GTCO_ABI_VERSION; }
 
 EXPORT const gtco_tensor_info* gtco_input(const gtco_model* model, int index) {

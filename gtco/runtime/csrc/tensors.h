@@ -5,12 +5,13 @@
 #include "plan.h"
 
 int gtco_num_tensors(void);
-const gtco_tensor_info* gtco_tensor(int tensor);
+const gtco_tensor_info* gtco_tensor(const gtco_variant* variant, int tensor);
 int gtco_is_output(int tensor);
 const void* gtco_pointer(const void* const* inputs, void* const* outputs, int tensor);
 
 /* GTCO_ERROR_ARGUMENT if a pointer is NULL although its tensor has bytes, or if an output overlaps another tensor. */
-gtco_status gtco_check_pointers(const void* const* inputs, void* const* outputs, char* message);
+gtco_status gtco_check_pointers(const gtco_variant* variant, const void* const* inputs, void* const* outputs,
+                                char* message);
 
 size_t gtco_round_up(size_t value, size_t unit);
 

@@ -163,20 +163,20 @@ static int run_range(gtco_pool* pool, int thread, const range* r) {
 static void record(gtco_pool* pool, uint32_t step) {
   if (!pool->step_seconds) return;
   int64_t now = now_ns();
-  pool->step_seconds[step] = (double)(now - pool->step_began_ns) * 1e-9;
+  pool->step_seconds[step - (uint32_t)pool->first_step] = (double)(now - pool->step_began_ns) * 1e-9;
   pool->step_began_ns = now;
 }
 
 /* Begins at `step`: runs steps of one task in this thread, whose caches have the data, and publishes the first step
  * that has more tasks. A thread that takes over such a task goes on in its place. */
 static void advance(gtco_pool* pool, int thread, uint32_t step) {
-  for (; (int)step < pool->num_steps && pool->steps[step].tasks == 1; ++step) {
+  for (; (int)step < pool->end_step && pool->steps[step].tasks == 1; ++step) {
     if (!run_range(pool, thread, &(range){step, 0, 1, 0})) return;
     record(pool, step);
   }
   uint32_t generation = generation_of(atomic_load_explicit(&pool->word, memory_order_relaxed));
   atomic_store_explicit(&pool->done, 0, memory_order_relaxed); /* released by the publication */
-  if ((int)step < pool->num_steps)
+  if ((int)step < pool->end_step)
     publish(pool, make_word(generation, step), WAKE_WORKERS | WAKE_CALLER);
   else
     publish(pool, make_word(generation, STEP_IDLE), WAKE_CALLER);
@@ -360,7 +360,7 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
   pool->step_seconds = step_seconds;
   if (step_seconds) pool->step_began_ns = now_ns();
   if (!parallel) {
-    for (uint32_t step = 0; (int)step < pool->num_steps; ++step) {
+    for (uint32_t step = (uint32_t)pool->first_step; (int)step < pool->end_step; ++step) {
       run_tasks(pool, 0, &(range){step, 0, pool->steps[step].tasks, 0});
       record(pool, step);
     }
@@ -369,13 +369,14 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
     set_clock(&pool->workers[0], pthread_self());
     atomic_store_explicit(&pool->workers[0].cpu, gtco_this_cpu(), memory_order_release);
     uint32_t generation = generation_of(atomic_load_explicit(&pool->word, memory_order_relaxed)) + 1;
-    if (pool->steps[0].tasks == 1) {
+    const uint32_t first = (uint32_t)pool->first_step;
+    if (pool->steps[first].tasks == 1) {
       /* Sleepers wake up while the caller runs the first steps. */
       publish(pool, make_word(generation, STEP_SERIAL), WAKE_WORKERS);
-      advance(pool, 0, 0);
+      advance(pool, 0, first);
     } else {
       atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
-      publish(pool, make_word(generation, 0), WAKE_WORKERS);
+      publish(pool, make_word(generation, first), WAKE_WORKERS);
     }
     while (step_of(atomic_load_explicit(&pool->word, memory_order_acquire)) != STEP_IDLE) {
       participate(pool, 0, &r);

@@ -12,8 +12,9 @@
 typedef struct gtco_pool {
   const gtco_step* steps;
   int num_steps;
+  int first_step, end_step; /* of the variant that runs: a late worker may still look at a step of another one */
   int threads;
-  int has_parallel_step;
+  int has_parallel_step; /* of that variant; while the pool is started, of any */
   int crowded;           /* more threads than CPUs: spinning would take the CPU from the thread we wait for */
   int64_t spin_ns;
   char* workspaces;      /* thread i's is workspaces + i * workspace_stride */

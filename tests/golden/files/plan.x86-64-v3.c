@@ -25,6 +25,10 @@ static const gtco_tensor_info outputs[] = {
   {"pooled", GTCO_FLOAT32, 2, output_1_dims, output_1_symbols, 128},
 };
 
+static const gtco_variant variants[] = {
+  {inputs, outputs, 0, 3, 0, 13},
+};
+
 extern void kernel_0(void*, void*, void*, void*, void*, void*, void*, int64_t, int64_t) __asm__("gtco_53177b442aac10f5");
 static void call_0(void* const* b, void* w, int64_t t0, int64_t t1) { (void)b; kernel_0(b[0], b[1], b[2], b[3], b[4], b[5], w, t0, t1); }
 extern void kernel_1(void*, void*, void*, void*, void*, void*, int64_t, int64_t) __asm__("gtco_040cb9e9b1ce87f8");
@@ -57,11 +61,12 @@ extern const unsigned char gtco_the_weights[];
 
 const gtco_plan gtco_the_plan = {
   .name = "tiny",
-  .features = features, .inputs = inputs, .outputs = outputs,
+  .features = features, .inputs = inputs, .outputs = outputs, .variants = variants,
   .steps = steps, .refs = refs,
   .num_features = 13,
   .num_inputs = 1,
   .num_outputs = 2,
+  .num_variants = 1,
   .num_steps = 3,
   .num_refs = 13,
   .threads = 2,

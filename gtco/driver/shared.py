@@ -1,0 +1,47 @@
+"""What the compilations of one library's variants share: it is read, built and kept once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gtco.codegen.build import Kernel
+    from gtco.graph.graph import Graph
+    from gtco.tensor.space import Config
+
+
+class Shared:
+    """- ``kernels``: by the key of the stage, the config and the kernel that was built for it;
+    - the model as it was read (:meth:`read`);
+    - constants with equal contents as one array (:meth:`unite`).
+    """
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, tuple[Config, Kernel]] = {}
+        self._source: Any = None
+        self._arrays: dict[tuple[Any, ...], np.ndarray] = {}
+        self._known: dict[int, np.ndarray] = {}  # by their id: the arrays that were united
+
+    def read(self, reader: Callable[[], Any]) -> Any:
+        """What ``reader`` gives, which is called once."""
+        if self._source is None:
+            self._source = reader()
+        return self._source
+
+    def unite(self, graph: Graph) -> None:
+        """Gives the graph's constants the arrays of other graphs where their contents are equal."""
+        for name, array in graph.constants.items():
+            if id(array) not in self._known:
+                contents = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+                key = str(array.dtype), array.shape, hashlib.sha256(contents).digest()
+                array = self._arrays.setdefault(key, array)
+                self._known[id(array)] = array
+            graph.constants[name] = array
+
+    def forget(self) -> None:
+        """Lets go of everything, so that it takes no memory while the library is written."""
+        self.__init__()  # type: ignore[misc]

@@ -1,0 +1,13 @@
+/* The sizes that the model was compiled for: which variant has given shapes. */
+#ifndef GTCO_VARIANTS_H
+#define GTCO_VARIANTS_H
+
+#include "plan.h"
+
+/* The variant that the next run takes; NULL if gtco_set_shapes has to choose one first. Each kind of model defines it. */
+const gtco_variant* gtco_variant_of(const gtco_model* model);
+
+/* Finds the variant of these input shapes. GTCO_ERROR_ARGUMENT with the sizes that there are if there is none. */
+gtco_status gtco_find_variant(const int64_t* const* shapes, const gtco_variant** found, char* message);
+
+#endif /* GTCO_VARIANTS_H */

@@ -1,0 +1,165 @@
+"""The variants of a library as calls see them, and the choice of the one that a call takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ctypes import addressof, c_int64, c_void_p
+from typing import Any
+
+import numpy as np
+
+from gtco.runtime.library import tensor_specs
+from gtco.runtime.plan import TensorSpec
+from gtco.runtime.tensors import Place, dense, shape_of, to_numpy
+from gtco.support.errors import InputError, OptionError
+
+
+class SizedModel:
+    """One variant: its tensors with all sizes, and everything that is the same for all its calls.
+
+    - ``sizes``: by the dimension's name; empty if the library has one shape
+    - ``stages``: a dictionary for each step, in order
+    - ``shapes``: those of the inputs, as ``gtco_set_shapes`` takes them
+    """
+
+    __slots__ = (
+        *("inputs", "input_places", "output_places", "outputs", "shapes", "sizes", "stages"),
+        "_arrays",
+    )
+
+    def __init__(self, described: Mapping[str, Any]) -> None:
+        self.sizes: dict[str, int] = described.get("sizes", {})
+        self.inputs = tensor_specs(described, "inputs")
+        self.outputs = tensor_specs(described, "outputs")
+        self.stages: list[dict[str, Any]] = described["steps"]
+        self.input_places = [Place(spec) for spec in self.inputs]
+        self.output_places = [Place(spec) for spec in self.outputs]
+        sizes: list[list[Any]] = [list(spec.shape) for spec in self.inputs]
+        self._arrays = [(c_int64 * max(1, len(shape)))(*shape) for shape in sizes]
+        self.shapes = (c_void_p * max(1, len(sizes)))(*map(addressof, self._arrays))
+
+    def fit(self, values: Sequence[Any]) -> bool:
+        """True if all inputs are arrays that kernels can read as they are."""
+        return all(map(Place.fits, self.input_places, values))
+
+    def read(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """The inputs as dense arrays. Raises :class:`InputError` if one does not fit."""
+        return [dense(array) for array in map(to_numpy, self.inputs, values)]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+
+
+def described_variants(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The variants in a library's metadata. That of a library of one shape is the metadata
+    itself.
+    """
+    found: list[Mapping[str, Any]] = metadata.get("variants") or [metadata]
+    return found
+
+
+def dimensions(sizes: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+    """The sizes of each dimension in the variants, each once, by the dimension's name."""
+    found: dict[str, list[int]] = {}
+    for one in sizes:
+        for name, size in one.items():
+            known = found.setdefault(name, [])
+            known += [] if size in known else [size]
+    return found
+
+
+def choose(
+    metadata: Mapping[str, Any], dims: Mapping[str, Any], where: object
+) -> Mapping[str, Any] | None:
+    """The one variant of these sizes; None if ``dims`` is empty and there are several. Sizes that
+    the other sizes decide may be left out. Raises :class:`OptionError` if no variant has them, or
+    several have.
+    """
+    every = described_variants(metadata)
+    known = dimensions([one.get("sizes", {}) for one in every])
+    for name, size in dims.items():
+        if name not in known:
+            names = ", ".join(map(repr, known))
+            raise OptionError(
+                f"{where} has no dimension {name!r} of several sizes: "
+                + (f"it has {names}" if names else "it was compiled for one shape")
+            )
+        if size not in known[name]:
+            raise OptionError(
+                f"{name}={size}: {where} was compiled for {name}={_listed(known[name])}; {_adding}"
+            )
+    found = [one for one in every if all(one["sizes"][name] == size for name, size in dims.items())]
+    if len(found) == 1:
+        return found[0]
+    if not dims:
+        return None
+    if not found:
+        wanted = ", ".join(f"{name}={size}" for name, size in dims.items())
+        raise OptionError(f"{where} was not compiled for {wanted} at once")
+    left = dimensions([one["sizes"] for one in found])
+    more = [f"{name}={_listed(sizes)}" for name, sizes in left.items() if len(sizes) > 1]
+    raise OptionError(f"{where} has {len(found)} variants of these sizes: give {', '.join(more)}")
+
+
+_adding = "compile it again with that size in the list (--dim; in Python: dims)"
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ",".join(map(str, sizes))
+
+
+class Variants:
+    """The variants of a library, by the shapes of their inputs. ``only``: the variant, if there is
+    no choice.
+    """
+
+    def __init__(self, found: Sequence[SizedModel], inputs: Sequence[TensorSpec]) -> None:
+        self.every, self.inputs = tuple(found), inputs
+        self.only = found[0] if len(found) == 1 else None
+        self._by_shapes = {tuple(spec.shape for spec in one.inputs): one for one in found}
+
+    def given(self, args: Sequence[Any]) -> SizedModel | None:
+        """The variant of these inputs, if they are arrays of the right shapes."""
+        if self.only is not None:
+            return self.only
+        try:
+            return self._by_shapes.get(tuple([value.shape for value in args]))
+        except (AttributeError, TypeError):  # no tensors; unhashable shapes
+            return None
+
+    def of(self, values: Sequence[Any]) -> SizedModel:
+        """The variant of these inputs, one for each in order. Raises :class:`InputError` if there
+        is none.
+        """
+        if self.only is not None:
+            return self.only
+        shapes = tuple(map(shape_of, self.inputs, values))
+        if found := self._by_shapes.get(shapes):
+            return found
+        raise InputError(self._refusal(shapes))
+
+    def _refusal(self, shapes: Sequence[tuple[int, ...]]) -> str:
+        for number, (spec, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
+            what = f"input '{spec.name}' has shape {shape}"
+            if len(shape) != len(spec.shape):
+                return f"{what}, of {len(shape)} axes; expected {spec}, of {len(spec.shape)}"
+            for axis, (size, name) in enumerate(zip(shape, spec.shape, strict=True)):
+                known = list(dict.fromkeys(one.inputs[number].shape[axis] for one in self.every))
+                if size in known:
+                    continue
+                if not isinstance(name, str):
+                    return f"{what}, expected {spec}: axis {axis} is {name} in every variant"
+                sizes = ", ".join(map(str, known))
+                return (
+                    f"{what}: '{name}' (axis {axis}) is {size}, and this library was compiled for "
+                    f"{name} of {sizes}. Add the size to the list: gtco compile --dim {name}="
+                    f"{sizes.replace(' ', '')},{size} (in Python: dims={{{name!r}: [{sizes}, "
+                    f"{size}]}})"
+                )
+        every = ", ".join(
+            f"'{spec.name}' {shape}" for spec, shape in zip(self.inputs, shapes, strict=True)
+        )
+        return (
+            f"the shapes of the inputs do not go together: {every}. This library was compiled for "
+            f"{'; '.join(map(str, self.every))}: sizes of one name are equal in all inputs"
+        )
