@@ -224,7 +224,7 @@ def test_tuned_together(tmp_path: Path) -> None:
     with compile_model(batched(), tune=effort, records=records, **options) as compiled:
         report = compiled.report
         assert report.tuned is not None
-        assert all(one.tuning for one in report.variants.values())
+        assert report.tuning and any(one.tuning for one in report.variants.values())
         assert sum(name == "tune" for name, _ in report.phases) == 1
         chosen = [[s["schedule"] for s in v.stages] for v in compiled.variants]
         for batch in (3, 2):
