@@ -248,8 +248,8 @@ def _require_known(
             unknown.append(name)
         elif fixed[name] != shapes[name]:
             raise ShapeError(
-                f"{name}={_by_x(shapes[name])}: the file states {fixed[name]} for this axis; export "
-                "the model again for another size"
+                f"{name}={_by_x(shapes[name])}: the file states {fixed[name]} for this axis; "
+                "export the model again for another size"
             )
     if unknown:
         names = dict.fromkeys(axis.name for axis in found)

@@ -18,7 +18,8 @@ from tests.cli.stand_ins import Report, compiler
 def test_compile_hands_on_every_option(compiler, capsys):
     argv = (
         "compile m.onnx -o out/v.so --target znver4 --precision bf16 --threads 3 --verify --dump d "
-        "--shape batch=2 --shape h=224 --no-simplify --simplify-timeout 9 --workers 2 --strict"
+        "--shape batch=2 --shape h=224 --dim w=8,9 --no-simplify --simplify-timeout 9 "
+        "--workers 2 --strict"
     ).split()
     assert cli.main(argv) == 0
     model, output, options = compiler.calls[0]
@@ -34,6 +35,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
         "verify": True,
         "dump": Path("d"),
         "shapes": {"batch": 2, "h": 224},
+        "dims": {"w": [8, 9]},
         "simplify": False,
         "simplify_timeout": 9,
         "workers": 2,
@@ -62,6 +64,7 @@ def test_compile_defaults(compiler):
         "verify": False,
         "dump": None,
         "shapes": None,
+        "dims": None,
         "simplify": True,
         "simplify_timeout": 120,
         "workers": None,
