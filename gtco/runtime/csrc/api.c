@@ -120,9 +120,7 @@ static gtco_status check_cpu(char* message) {
                    plan->name, missing, cpu);
 }
 
-/* One mapping for all of a handle's memory. It is not touched here: the system gives pages when kernels write to them.
- * Kernels access nothing beyond the line of GTCO_ALIGNMENT bytes in which a buffer ends. So users' tensors need no room
- * behind them, even if they end before an inaccessible page. */
+/* Bytes of a tensor in the variant where it is largest. */
 static size_t most_bytes(int tensor) {
   int64_t most = 0;
   for (int v = 0; v < plan->num_variants; ++v) {
@@ -132,6 +130,9 @@ static size_t most_bytes(int tensor) {
   return (size_t)most;
 }
 
+/* One mapping for all of a handle's memory. It is not touched here: the system gives pages when kernels write to them.
+ * Kernels access nothing beyond the line of GTCO_ALIGNMENT bytes in which a buffer ends. So users' tensors need no room
+ * behind them, even if they end before an inaccessible page. */
 static gtco_status allocate(gtco_model* m, char* message) {
   const int tensors = gtco_num_tensors();
   const size_t count = (size_t)(tensors ? tensors : 1);
