@@ -54,6 +54,7 @@ static double seconds_of_step(const gtco_step* steps, int count, void** args, in
                               double (*timed)(void** args)) {
   gtco_pool pool = {.steps = steps,
                     .num_steps = count,
+                    .end_step = count,
                     .threads = threads,
                     .has_parallel_step = threads > 1,
                     .crowded = more_than_cpus(threads),
