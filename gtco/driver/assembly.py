@@ -5,7 +5,7 @@ and each stage becomes a step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
@@ -69,11 +69,7 @@ def assemble(
         "arena_bytes": places.arena_bytes,
         "weights": weights.packed(),
         "metadata": {
-            **versions(target),
-            "precision": precision,
-            "model": identity,
-            "weights_by_dtype": dict(sorted(weights.formats.items())),
-            "notes": list(notes),
+            **_metadata(target, precision, notes, identity, weights),
             **({"predicted_launches": dict(launches)} if launches is not None else {}),
             **({"persistent_would_spill": dict(spilled)} if spilled else {}),
         },
@@ -87,12 +83,27 @@ def assemble(
             persistent=persistent,
             counter_bytes=places.counter_bytes,
         )
-    return Artifact(
-        **common,
-        kernels={f"{k.symbol}.o": k.code for k in kernels},
-        cpu_features=target.required(any(kernel.tiles for kernel in kernels)),
-        threads=threads,
-    )
+    return Artifact(**common, **_code(kernels, target), threads=threads)
+
+
+def _metadata(
+    target: Machine, precision: str, notes: Sequence[str], identity: str, weights: _Weights
+) -> dict[str, Any]:
+    return {
+        **versions(target),
+        "precision": precision,
+        "model": identity,
+        "weights_by_dtype": dict(sorted(weights.formats.items())),
+        "notes": list(notes),
+    }
+
+
+def _code(kernels: Collection[Kernel], target: Target) -> dict[str, Any]:
+    """The fields of an :class:`Artifact` that follow from its kernels."""
+    return {
+        "kernels": {f"{kernel.symbol}.o": kernel.code for kernel in kernels},
+        "cpu_features": target.required(any(kernel.tiles for kernel in kernels)),
+    }
 
 
 @dataclass(frozen=True)
@@ -154,17 +165,10 @@ def assemble_variants(
         outputs=symbolic([v.outputs for v in variants], [p.sizes for p in parts]),
         steps=(),
         arena_bytes=max(variant.arena_bytes for variant in variants),
-        kernels={f"{k.symbol}.o": k.code for k in kernels.values()},
         weights=weights.packed(),
-        cpu_features=target.features,
+        **_code(kernels.values(), target),
         threads=threads,
-        metadata={
-            **versions(target),
-            "precision": precision,
-            "model": identity,
-            "weights_by_dtype": dict(sorted(weights.formats.items())),
-            "notes": list(notes),
-        },
+        metadata=_metadata(target, precision, notes, identity, weights),
         variants=tuple(variants),
     )
 

@@ -21,6 +21,7 @@ from gtco.compiler import compile_model, compile_to_file, open_dimensions
 from gtco.driver.assembly import renamed, symbolic
 from gtco.driver.compiled import CompiledModel
 from gtco.runtime.artifact import Artifact, write_artifact
+from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.support.errors import InputError, OptionError, ShapeError
@@ -115,6 +116,17 @@ def test_what_it_says_of_itself(compiled: CompiledModel) -> None:
         assert len(one.stages) == 3 and one.predicted_seconds > 0
     with pytest.raises(InputError, match=r"'batch' \(axis 0\) is 3, .* of 1, 4, 16"):
         compiled(random(3, TOKENS, WIDTH))
+
+
+def test_the_features_are_those_of_its_kernels(tmp_path: Path) -> None:
+    """As for a model of one shape: the tile unit is needed only by kernels that multiply in it."""
+    features = []
+    for batches in ([1], [1, 4]):
+        library = tmp_path / "tiny.so"
+        compile_to_file(batched(), library, dims={"batch": batches}, target="sapphirerapids")
+        features.append(read_metadata(library)["cpu_features"])
+    assert features[0] == features[1]
+    assert "avx512f" in features[0] and "amx-tile" not in features[0]
 
 
 def test_saved_and_opened_at_one_size(compiled: CompiledModel, tmp_path: Path) -> None:
