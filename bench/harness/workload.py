@@ -21,6 +21,7 @@ from gtco.frontend.dimensions import Shapes, set_sizes
 from gtco.runtime.library import check_model, read_metadata, tensor_specs
 from gtco.runtime.variants import choose, described_variants, dimensions
 from gtco.support.errors import ModelError, OptionError
+from gtco.support.sizes import flags
 
 from .build import Build, build
 from .flops import count_flops
@@ -132,8 +133,9 @@ def prepare_library(library: Path, folder: Path, sizes: Shapes) -> Workload:
     variant = choose(metadata, sizes, library)
     if variant is None:
         known = dimensions([one["sizes"] for one in described_variants(metadata)])
-        flags = " ".join(f"--dim {name}={'|'.join(map(str, s))}" for name, s in known.items())
-        raise OptionError(f"{library} was compiled for several shapes: choose one with {flags}")
+        raise OptionError(
+            f"{library} was compiled for several shapes: choose one with {flags(known)}"
+        )
     specs = tensor_specs(variant, "inputs")
     inputs = folder / f"{library.stem}.inputs.npz"
     np.savez(inputs, **random_inputs(specs, {}, seed=0))  # type: ignore[arg-type]

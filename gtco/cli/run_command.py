@@ -16,6 +16,7 @@ from gtco.cli.console import say, show
 from gtco.cli.tables import Table
 from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import BuildError, InputError, OptionError
+from gtco.support.sizes import flags
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"  # the first bytes of an .npy and an .npz file
 
@@ -66,8 +67,9 @@ def main(options: argparse.Namespace) -> int:
     files = arguments.unique(options.input, "--input")
     dims = arguments.one_size_each(options.dim)
     model = load(options.library, threads=options.threads, device=options.device, dims=dims)
-    specs = specs_for(model, files) if model.dims else model.inputs
-    inputs = make_inputs(specs, files, options.seed)
+    given = read_inputs(model, files)
+    specs = specs_for(model, given) if model.dims else model.inputs
+    inputs = make_inputs(specs, given, options.seed)
     outputs = model.run(inputs)
     table = Table(str(options.library))
     table.column("output", least=12)
@@ -91,35 +93,37 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def specs_for(model: Any, files: Mapping[str, Path]) -> Any:
-    """The inputs of the variant that the files' arrays fit. If none fits, those of any variant:
-    the run then says what is wrong. Raises :class:`OptionError` if several fit.
+def read_inputs(model: Any, files: Mapping[str, Path]) -> dict[str, np.ndarray]:
+    """The files' arrays, by the input's name. Raises :class:`InputError`."""
+    names = [spec.name for spec in model.inputs]
+    unknown = [name for name in files if name not in names]
+    if unknown:
+        raise InputError(f"the model has no input {', '.join(unknown)}; it has: {', '.join(names)}")
+    return {name: read(file) for name, file in files.items()}
+
+
+def specs_for(model: Any, given: Mapping[str, np.ndarray]) -> Any:
+    """The inputs of the variant that these arrays fit. If none fits, those of any variant: the run
+    then says what is wrong. Raises :class:`OptionError` if several fit.
     """
-    shapes = {name: read(file).shape for name, file in files.items()}
+    shapes = {name: value.shape for name, value in given.items()}
     fitting = [
         one
         for one in model.variants
         if all(shapes.get(spec.name, spec.shape) == spec.shape for spec in one.inputs)
     ]
     if len(fitting) > 1:
-        lists = " ".join(
-            f"--dim {name}={'|'.join(map(str, sizes))}" for name, sizes in model.dims.items()
-        )
         raise OptionError(
             f"the model was compiled for {len(model.variants)} shapes, and the given inputs fit "
-            f"{len(fitting)} of them: choose the size of each dimension: {lists}"
+            f"{len(fitting)} of them: choose the size of each dimension: {flags(model.dims)}"
         )
     return (fitting or model.variants)[0].inputs
 
 
-def make_inputs(specs: Any, files: Mapping[str, Path], seed: int) -> dict[str, np.ndarray]:
-    """The files' arrays. An input without a file gets seeded random values: normal floats, integers
-    in [0, 4), booleans.
+def make_inputs(specs: Any, given: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """The arrays that are given. An input without one gets seeded random values: normal floats,
+    integers in [0, 4), booleans.
     """
-    names = [spec.name for spec in specs]
-    unknown = [name for name in files if name not in names]
-    if unknown:
-        raise InputError(f"the model has no input {', '.join(unknown)}; it has: {', '.join(names)}")
     rng = np.random.default_rng(seed)
     inputs: dict[str, np.ndarray] = {}
     for spec in specs:
@@ -129,9 +133,7 @@ def make_inputs(specs: Any, files: Mapping[str, Path], seed: int) -> dict[str, n
             if is_float(dtype)
             else rng.integers(0, 2 if dtype.kind == "b" else 4, spec.shape)
         )
-        inputs[spec.name] = (
-            read(files[spec.name]) if spec.name in files else np.asarray(random).astype(dtype)
-        )
+        inputs[spec.name] = given.get(spec.name, np.asarray(random).astype(dtype))
     return inputs
 
 

@@ -28,8 +28,9 @@ declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
 """
-# The eight tiles of a thread, and its configuration: null, if there is none. Then a read of a
-# tile's rows faults, as the instructions do.
+# A thread has eight tiles and a pointer to its configuration. The pointer is null before the kernel
+# configures the tiles and after it releases them; reading a tile's rows then faults, as the
+# instructions do.
 EMULATION = f"""\
 @{PREFIX}data = {LINKAGE} thread_local global [8 x [16 x <16 x i32>]] zeroinitializer, align 64
 @{PREFIX}configuration = {LINKAGE} thread_local global ptr null

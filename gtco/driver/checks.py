@@ -28,12 +28,19 @@ def is_onnx(model: Any) -> bool:
         return True
     if type(model).__module__.partition(".")[0] == "onnx" or type(model).__name__ == "ModelProto":
         return True
-    if type(model).__name__ == "ExportedProgram" or callable(getattr(model, "parameters", None)):
+    if is_program(model) or callable(getattr(model, "parameters", None)):
         return False
     raise ModelError(
         f"cannot compile a {type(model).__name__}: give an ONNX file's path, bytes or ModelProto, "
         "a torch nn.Module with example_inputs, or a torch ExportedProgram"
     )
+
+
+def is_program(model: Any) -> bool:
+    """True for a program that torch exported, or the path of one."""
+    if isinstance(model, str | os.PathLike):
+        return Path(model).suffix == PROGRAM
+    return type(model).__name__ == "ExportedProgram"
 
 
 def source_of(model: Any) -> Any:

@@ -20,8 +20,9 @@ from gtco.driver.shared import Shared
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact, build_artifact
-from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
 from gtco.runtime.module import load
+from gtco.runtime.plan import Step
 from gtco.runtime.publish import write_error
 from gtco.search.records.records import Record, Records
 from gtco.support.errors import (
@@ -123,15 +124,10 @@ class Compilation:
 
     def finish(self, folder: Path) -> None:
         """The library, made in ``folder`` and compared where that is asked for."""
-        self.report.rejections = dict(self.generated.rejections)
         with self.phase("link") as say:
             library = self.link(folder)
-            weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
-            say(f"weights {weights:.1f} MB, arena {arena:.1f} MB")
-        if self.options.verify:
-            with self.phase("verify") as say:
-                self.verify(library)
-                say(str(self.report.verification).splitlines()[0])
+            say(self.memory())
+        self.verify(library)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -363,30 +359,45 @@ class Compilation:
     def link(self, folder: Path) -> Path:
         """Kernels, weights and the plan -> the library, in ``folder``."""
         artifact = self.artifact(identifier(self.output.stem), self.graph, self.generated)
-        self.report.stages = [dict(step.info) for step in artifact.steps]
-        self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
-        if self.launching is not None and self.launching.one_kernel:
-            self.report.predicted_seconds = self.launching.prices.persistent
-            self.report.launches = "persistent"
-        self.report.weights_bytes = artifact.weights_bytes
-        self.report.arena_bytes = artifact.arena_bytes
+        self.tell(artifact.steps, artifact)
         return build_artifact(artifact, folder, self.output)
+
+    def tell(self, steps: Sequence[Step | GpuStep], artifact: Artifact | GpuArtifact) -> None:
+        """Puts into the report what the artifact has, and what its ``steps`` do for this model."""
+        report = self.report
+        report.rejections = dict(self.generated.rejections)
+        report.stages = [dict(step.info) for step in steps]
+        report.predicted_seconds = sum(s["predicted_seconds"] for s in report.stages)
+        if self.launching is not None and self.launching.one_kernel:
+            report.predicted_seconds = self.launching.prices.persistent
+            report.launches = "persistent"
+        report.weights_bytes = artifact.weights_bytes
+        report.arena_bytes = artifact.arena_bytes
+
+    def memory(self) -> str:
+        """The library's memory, in words."""
+        weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
+        return f"weights {weights:.1f} MB, arena {arena:.1f} MB"
 
     def release(self) -> None:
         """Lets go of the graphs, whose constants take memory."""
         del self.whole, self.graph, self.first
 
     def verify(self, library: Path, sizes: Mapping[str, int] | None = None) -> None:
-        """Compares the library, or its variant of these sizes, with the reference; raises
-        :class:`VerificationError` with the report if it is wrong.
+        """Compares the library, or its variant of these sizes, with the reference where that is
+        asked for. Raises :class:`VerificationError` with the report if it is wrong.
         """
+        if not self.options.verify:
+            return
         from gtco.verification import verify
 
-        with load(library, threads=self.options.threads, dims=sizes) as compiled:
-            self.report.verification = verify(
-                compiled, self.model, example_inputs=self.example_inputs, check=False
-            )
-        self.report.verification.check()
+        with self.phase("verify") as say:
+            with load(library, threads=self.options.threads, dims=sizes) as compiled:
+                self.report.verification = found = verify(
+                    compiled, self.model, example_inputs=self.example_inputs, check=False
+                )
+            found.check()
+            say(str(found).splitlines()[0])
 
 
 def identifier(stem: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gtco.driver.assembly import Part, assemble_variants
-from gtco.driver.checks import is_onnx
+from gtco.driver.checks import is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier
 from gtco.driver.compiled import CompileReport
 from gtco.driver.shared import Shared
@@ -78,17 +78,11 @@ class Library:
             self.compilations[0].finish(folder)
             return
         first = self.compilations[0]
-        for run in self.compilations:
-            run.report.rejections = dict(run.generated.rejections)
         with first.phase("link") as say:
             library = self._link(folder)
-            weights, arena = first.report.weights_bytes / 1e6, first.report.arena_bytes / 1e6
-            say(f"{len(self.sizes)} variants, weights {weights:.1f} MB, arena {arena:.1f} MB")
-        if first.options.verify:
-            for run, sizes in zip(self.compilations, self.sizes, strict=True):
-                with run.phase("verify") as say:
-                    run.verify(library, sizes)
-                    say(str(run.report.verification).splitlines()[0])
+            say(f"{len(self.sizes)} variants, {first.memory()}")
+        for run, sizes in zip(self.compilations, self.sizes, strict=True):
+            run.verify(library, sizes)
 
     def _link(self, folder: Path) -> Path:
         first, shared = self.compilations[0], self.compilations[0].shared
@@ -113,11 +107,7 @@ class Library:
             first.identity,
         )
         for run, variant in zip(self.compilations, artifact.variants, strict=True):
-            report = run.report
-            report.stages = [dict(step.info) for step in variant.steps]
-            report.predicted_seconds = sum(s["predicted_seconds"] for s in report.stages)
-            report.weights_bytes = artifact.weights_bytes
-            report.arena_bytes = artifact.arena_bytes
+            run.tell(variant.steps, artifact)
         return build_artifact(artifact, folder, self.output)
 
 
@@ -132,7 +122,8 @@ def _compilation(
 ) -> Compilation:
     """The compilation of one variant: its sizes are fixed as those of ``shapes`` are."""
     given = {**fixed(options.dims), **sizes}
-    if given and not is_onnx(model) and not _has_symbols(model):
+    # a module has only the shapes of its example inputs, and no dimensions that have names
+    if given and not is_onnx(model) and not is_program(model):
         from gtco.frontend.examples import resized
 
         example_inputs = resized(model, example_inputs, given)
@@ -150,10 +141,3 @@ def _compilation(
         progress(phase, seconds, detail)
 
     return Compilation(model, output, example_inputs, own, labelled, shared)
-
-
-def _has_symbols(model: Any) -> bool:
-    """True for a program of torch's, whose dynamic dimensions have names; false for a module, which
-    has only the shapes of its example inputs.
-    """
-    return isinstance(model, str | Path) or type(model).__name__ == "ExportedProgram"

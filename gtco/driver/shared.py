@@ -24,7 +24,7 @@ class Shared:
         self.kernels: dict[str, tuple[Config, Kernel]] = {}
         self._source: Any = None
         self._arrays: dict[tuple[Any, ...], np.ndarray] = {}
-        self._known: dict[int, np.ndarray] = {}  # by their id: the arrays that were united
+        self._united: set[int] = set()  # the ids of these arrays
 
     def read(self, reader: Callable[[], Any]) -> Any:
         """What ``reader`` gives, which is called once."""
@@ -35,13 +35,15 @@ class Shared:
     def unite(self, graph: Graph) -> None:
         """Gives the graph's constants the arrays of other graphs where their contents are equal."""
         for name, array in graph.constants.items():
-            if id(array) not in self._known:
+            if id(array) not in self._united:
                 contents = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
                 key = str(array.dtype), array.shape, hashlib.sha256(contents).digest()
-                array = self._arrays.setdefault(key, array)
-                self._known[id(array)] = array
-            graph.constants[name] = array
+                graph.constants[name] = one = self._arrays.setdefault(key, array)
+                self._united.add(id(one))
 
     def forget(self) -> None:
         """Lets go of everything, so that it takes no memory while the library is written."""
-        self.__init__()  # type: ignore[misc]
+        self.kernels.clear()
+        self._source = None
+        self._arrays.clear()
+        self._united.clear()

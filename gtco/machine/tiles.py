@@ -20,12 +20,12 @@ REFUSED = 3  # exit status of the child if the kernel refuses
 
 # ldtilecfg [rdi]; tilezero tmm0; tilerelease; xor eax, eax; ret
 CODE = bytes.fromhex("c4e27849 07 c4e27b49 c0 c4e27849 c0 31c0 c3".replace(" ", ""))
-# Asks with arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), and calls the code with a
-# configuration of eight tiles of 16 rows of 64 bytes.
-CHILD = """\
+REQUEST = (158, 0x1023, 18)  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+# Asks, and calls the code with a configuration of eight tiles of 16 rows of 64 bytes.
+CHILD = f"""\
 import ctypes, mmap, sys
 refused, code = int(sys.argv[1]), bytes.fromhex(sys.argv[2])
-if ctypes.CDLL(None).syscall(158, 0x1023, 18):
+if ctypes.CDLL(None).syscall{REQUEST}:
     sys.exit(refused)
 page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 page.write(code)
@@ -64,7 +64,7 @@ def _fault() -> str:
 
 def allowed() -> bool:
     """Asks the kernel for the tiles, for all threads of this process and of its later children."""
-    return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0  # as CHILD does
+    return ctypes.CDLL(None).syscall(*REQUEST) == 0
 
 
 def probe(code: bytes) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
+from gtco.support.sizes import said
+
 ALIGNMENT = 64  # bytes, of every buffer that a kernel sees; GTCO_ALIGNMENT in csrc/plan.h
 
 # numpy's name -> (enumerator in csrc/gtco_api.h, its value, bytes)
@@ -93,7 +95,7 @@ class Variant:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return said(self.sizes)
 
 
 def round_up(value: int, unit: int = ALIGNMENT) -> int:

@@ -12,6 +12,7 @@ from gtco.runtime.library import tensor_specs
 from gtco.runtime.plan import TensorSpec
 from gtco.runtime.tensors import Place, dense, shape_of, to_numpy
 from gtco.support.errors import InputError, OptionError
+from gtco.support.sizes import said
 
 
 class SizedModel:
@@ -47,7 +48,7 @@ class SizedModel:
         return [dense(array) for array in map(to_numpy, self.inputs, values)]
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return said(self.sizes)
 
 
 def described_variants(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -94,8 +95,7 @@ def choose(
     if not dims:
         return None
     if not found:
-        wanted = ", ".join(f"{name}={size}" for name, size in dims.items())
-        raise OptionError(f"{where} was not compiled for {wanted} at once")
+        raise OptionError(f"{where} was not compiled for {said(dims)} at once")
     left = dimensions([one["sizes"] for one in found])
     more = [f"{name}={_listed(sizes)}" for name, sizes in left.items() if len(sizes) > 1]
     raise OptionError(f"{where} has {len(found)} variants of these sizes: give {', '.join(more)}")
@@ -128,8 +128,8 @@ class Variants:
             return None
 
     def of(self, values: Sequence[Any]) -> SizedModel:
-        """The variant of these inputs, one for each in order. Raises :class:`InputError` if there
-        is none.
+        """The variant whose inputs have the shapes of these values, which are one for each input,
+        in order. Raises :class:`InputError` if no variant has them.
         """
         if self.only is not None:
             return self.only

@@ -29,12 +29,14 @@ def check_dims(dims: Any, shapes: Mapping[str, Any]) -> None:
     if not isinstance(dims, Mapping):
         raise OptionError(f"dims={dims!r}: give a dictionary, such as {{'batch': [1, 4, 16]}}")
     seen: set[str] = set()
+    lengths: list[int] = []
     for key, given in dims.items():
         if not isinstance(key, str):
             raise OptionError(f"dims: {key!r} is no name; dimensions are named 'batch' or 'x.0'")
         sizes = _sizes(key, given)
         if twice := [size for size in sizes if sizes.count(size) > 1]:
             raise OptionError(f"dims: the list of '{key}' has {twice[0]} twice")
+        lengths.append(len(sizes))
         for name in names_of(key):
             if name in seen:
                 raise OptionError(f"dims: '{name}' is given twice")
@@ -44,12 +46,10 @@ def check_dims(dims: Any, shapes: Mapping[str, Any]) -> None:
                     "one of them out"
                 )
             seen.add(name)
-    number = prod(len(_sizes(key, given)) for key, given in dims.items())
-    if number > MOST_VARIANTS:
-        lists = " x ".join(str(len(_sizes(key, given))) for key, given in dims.items())
+    if (number := prod(lengths)) > MOST_VARIANTS:
         raise OptionError(
-            f"dims: {lists} sizes are {number} variants, and one library has at most "
-            f"{MOST_VARIANTS}: give fewer sizes, or compile several libraries"
+            f"dims: {' x '.join(map(str, lengths))} sizes are {number} variants, and one library "
+            f"has at most {MOST_VARIANTS}: give fewer sizes, or compile several libraries"
         )
 
 
@@ -86,5 +86,11 @@ def fixed(dims: Mapping[str, int | Sequence[int]]) -> dict[str, int]:
     return {name: s[0] for key, s in lists.items() if len(s) == 1 for name in names_of(key)}
 
 
+def flags(dims: Mapping[str, Sequence[int]]) -> str:
+    """The options that choose one of these sizes for each dimension, as usage shows a choice."""
+    return " ".join(f"--dim {name}={'|'.join(map(str, sizes))}" for name, sizes in dims.items())
+
+
 def said(sizes: Mapping[str, int]) -> str:
+    """The sizes of a variant, in words."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())

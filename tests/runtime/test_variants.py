@@ -6,7 +6,9 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -184,47 +186,34 @@ def test_one_variant_alone(several: Path) -> None:
             load(several, dims=dims)
 
 
+def in_threads(*works: Callable[[], None]) -> None:
+    """Does all of them at once. Raises what one of them raised."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
+
+
+def many_calls(model: Model, rows: int) -> None:
+    for seed in range(300):
+        x, mask = inputs(rows, seed)
+        check(model(x, mask), x, mask)
+
+
 def test_two_handles_in_two_threads(several: Path) -> None:
-    wrong: list[BaseException] = []
     barrier = threading.Barrier(2)
 
     def work(rows: int) -> None:
-        try:
-            with load(several, 2) as model:
-                barrier.wait()
-                for seed in range(300):
-                    x, mask = inputs(rows, seed)
-                    check(model(x, mask), x, mask)
-        except BaseException as error:
-            wrong.append(error)
+        with load(several, 2) as model:
+            barrier.wait()
+            many_calls(model, rows)
 
-    threads = [threading.Thread(target=work, args=(rows,)) for rows in (4, 96)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong, wrong
+    in_threads(*(partial(work, rows) for rows in (4, 96)))
 
 
 def test_one_handle_in_two_threads(several: Path) -> None:
     """Each call sees its own shapes, although another thread sets others in between."""
-    wrong: list[BaseException] = []
-
-    def work(model: Model, rows: int) -> None:
-        try:
-            for seed in range(300):
-                x, mask = inputs(rows, seed)
-                check(model(x, mask), x, mask)
-        except BaseException as error:
-            wrong.append(error)
-
     with load(several, 2) as model:
-        threads = [threading.Thread(target=work, args=(model, rows)) for rows in ROWS]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong, wrong
+        in_threads(*(partial(many_calls, model, rows) for rows in ROWS))
 
 
 def test_changing_shapes_takes_no_memory(several: Path) -> None:

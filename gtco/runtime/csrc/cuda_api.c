@@ -235,13 +235,14 @@ static int in_place(const gtco_model* m, int t, const void* pointer) {
 static gtco_status copy_in(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream) {
   for (int t = 0; t < plan->num_inputs; ++t) {
     const void* pointer = gtco_pointer(inputs, outputs, t);
-    const size_t bytes = (size_t)gtco_tensor(plan->variants, t)->nbytes;
+    const gtco_tensor_info* info = gtco_tensor(plan->variants, t);
+    const size_t bytes = (size_t)info->nbytes;
     if (m->places[t] == ON_HOST)
       GTCO_CUDA_TRY(m->error, cuMemcpyHtoDAsync, (m->staging[t], pointer, bytes, stream),
-                    "copying input '%s' to device %d", gtco_tensor(plan->variants, t)->name, m->device->ordinal);
+                    "copying input '%s' to device %d", info->name, m->device->ordinal);
     else if (m->places[t] == ON_DEVICE && !in_place(m, t, pointer))
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, (m->staging[t], (CUdeviceptr)(uintptr_t)pointer, bytes, stream),
-                    "copying input '%s', which is not aligned to %d bytes", gtco_tensor(plan->variants, t)->name,
+                    "copying input '%s', which is not aligned to %d bytes", info->name,
                     GTCO_DEVICE_ALIGNMENT);
   }
   return GTCO_OK;
@@ -250,13 +251,14 @@ static gtco_status copy_in(gtco_model* m, const void* const* inputs, void* const
 static gtco_status copy_out(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream) {
   for (int t = plan->num_inputs; t < gtco_num_tensors(); ++t) {
     void* pointer = (void*)gtco_pointer(inputs, outputs, t);
-    const size_t bytes = (size_t)gtco_tensor(plan->variants, t)->nbytes;
+    const gtco_tensor_info* info = gtco_tensor(plan->variants, t);
+    const size_t bytes = (size_t)info->nbytes;
     if (m->places[t] == ON_HOST)
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoHAsync, (pointer, m->staging[t], bytes, stream),
-                    "copying output '%s' from device %d", gtco_tensor(plan->variants, t)->name, m->device->ordinal);
+                    "copying output '%s' from device %d", info->name, m->device->ordinal);
     else if (m->places[t] == ON_DEVICE && !in_place(m, t, pointer))
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, ((CUdeviceptr)(uintptr_t)pointer, m->staging[t], bytes, stream),
-                    "copying output '%s', which is not aligned to %d bytes", gtco_tensor(plan->variants, t)->name,
+                    "copying output '%s', which is not aligned to %d bytes", info->name,
                     GTCO_DEVICE_ALIGNMENT);
   }
   return GTCO_OK;

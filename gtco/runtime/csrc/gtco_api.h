@@ -1,7 +1,8 @@
 /* The C interface of a model that gtco compiled, for a CPU or for NVIDIA GPUs.
  *
- * One shared library holds one model, of one shape or of several. A handle (gtco_model) owns its memory and its threads: any number of handles may
- * be open, and different handles may run at the same time from different threads. One handle runs one call at a time.
+ * One shared library holds one model, of one shape or of several. A handle (gtco_model) owns its memory and its threads:
+ * any number of handles may be open, and different handles may run at the same time from different threads. One handle
+ * runs one call at a time.
  * Every function reports failure through its result; none ends the process.
  *
  * A model for GPUs needs the NVIDIA driver where it is opened, and nothing else of CUDA. It leaves the calling thread's
@@ -91,14 +92,14 @@ int gtco_num_outputs(const gtco_model* model);
 const gtco_tensor_info* gtco_input(const gtco_model* model, int index);
 const gtco_tensor_info* gtco_output(const gtco_model* model, int index);
 
-/* Chooses the shapes of the next runs: shapes[i] are the gtco_input(model, i)->ndim sizes of input i. GTCO_ERROR_ARGUMENT
- * if the model was not compiled for them; the shapes then stay what they were. Nothing is allocated or computed anew, so
- * shapes may change from run to run. A model of several shapes needs it before its first run; a model of one shape does not need it. */
+/* Chooses the shapes of the next runs: shapes[i] are the gtco_input(model, i)->ndim sizes of input i. Returns
+ * GTCO_ERROR_ARGUMENT if the model was not compiled for them; the shapes then stay what they were. Nothing is allocated
+ * or computed anew, so shapes may change from run to run. A model of several shapes needs this call before its first
+ * run; a model of one shape does not need it. */
 gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes);
 
-/* Inputs and outputs with the sizes that gtco_set_shapes chose, so that none is -1: how much memory an output takes is
- * known before the run. NULL before the first gtco_set_shapes of a model of several shapes, and if the index is out of
- * range. */
+/* Inputs and outputs with the sizes that gtco_set_shapes chose. No size is -1, so the memory of an output is known
+ * before the run. NULL before the first gtco_set_shapes of a model of several shapes, and if the index is out of range. */
 const gtco_tensor_info* gtco_sized_input(const gtco_model* model, int index);
 const gtco_tensor_info* gtco_sized_output(const gtco_model* model, int index);
 

@@ -7,7 +7,8 @@
 /* The variant that the next run takes; NULL if gtco_set_shapes has to choose one first. Each kind of model defines it. */
 const gtco_variant* gtco_variant_of(const gtco_model* model);
 
-/* Finds the variant of these input shapes. GTCO_ERROR_ARGUMENT with the sizes that there are if there is none. */
+/* Finds the variant of these input shapes. If no variant has them, it returns GTCO_ERROR_ARGUMENT, and the message lists
+ * the sizes of the variants. */
 gtco_status gtco_find_variant(const int64_t* const* shapes, const gtco_variant** found, char* message);
 
 #endif /* GTCO_VARIANTS_H */

@@ -13,7 +13,7 @@ from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit.bfloat16 import convert, literal
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
-from gtco.tensor.emit.scratch import Piece, Scratch
+from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
 from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.intrinsics.table import MicroKernel
@@ -22,8 +22,6 @@ from gtco.tensor.sketch.convolution.facts import ConvolutionFacts
 from gtco.tensor.sketch.shared.pack import copy_run
 from gtco.tensor.sketch.shared.tile_store import TileStore
 from gtco.tensor.space import Config
-
-LINE = 64  # bytes of a cache line
 
 
 class ConvolutionLoops:
@@ -235,7 +233,8 @@ class ConvolutionLoops:
         def step(k: Expr) -> None:
             if self.config["prefetch"] == "next":  # the next part of the panel, or the next panel
                 done = (y * self.shape.blocks + block) * self.kc + k
-                for n in range(0, share * kind.step if kind.in_tiles else 1, LINE // kind.b.nbytes):
+                part = share * kind.step if kind.in_tiles else 1
+                for n in range(0, part, ALIGN // kind.b.nbytes):
                     em.prefetch(array, base + self.kc * columns + done * share + n)
 
         row = replace(self.tile, rows=rows)
