@@ -23,6 +23,7 @@ from rich.table import Table
 
 from gtco import compiler
 from gtco.cli.arguments import positive
+from gtco.driver import library as driver_library
 from gtco.driver.compilation import Compilation
 from gtco.graph.fusion.greedy import fuse_greedy
 from gtco.graph.fusion.stages import Partition, fuse
@@ -202,12 +203,12 @@ def measure(model: str, options: argparse.Namespace) -> list[Row]:
 @contextmanager
 def compiled_by(variant: type[Compilation]) -> Iterator[None]:
     """Makes compiles of this process use the variant's steps."""
-    kept = compiler.Compilation
-    compiler.Compilation = variant  # type: ignore[misc]
+    kept = driver_library.Compilation
+    driver_library.Compilation = variant  # type: ignore[misc]
     try:
         yield
     finally:
-        compiler.Compilation = kept  # type: ignore[misc]
+        driver_library.Compilation = kept  # type: ignore[misc]
 
 
 def table(rows: Sequence[Row]) -> Table:
