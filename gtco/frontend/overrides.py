@@ -265,12 +265,13 @@ def _upsample(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 def _is_resize2d(axes: Mapping[int, Axis], method: Method) -> bool:
     """True if TVM's operator, and gtco's kernel for it, mean the same: height and width, by whole
-    scales.
+    scales. Where no size changes, TVM's would add its neighbours times 0, and a NaN would spread.
     """
     whole = all(abs(a.size * a.scale - a.out) <= 1e-3 for a in axes.values())
     kept = all(axes[i].size == axes[i].out for i in (0, 1) if i in axes)
     return (
         len(axes) == 4
+        and any(a.size != a.out for a in axes.values())
         and whole
         and kept
         and not method.antialias

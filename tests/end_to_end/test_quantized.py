@@ -68,6 +68,23 @@ def test_quantize_and_dequantize() -> None:
     assert "fallback" not in sketches
 
 
+def test_scales_found_at_run_time_are_right_to_the_last_bit() -> None:
+    """If a scale is off by its last bit, values near a half become the next integer."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]>
+        scales (float[3,1300] x) => (uint8[3,1300] q, float s, uint8 z) {
+            q, s, z = DynamicQuantizeLinear(x)
+        }"""
+    )
+    rng = np.random.default_rng(fresh_seed())
+    compiled = gtco.compile_model(model, tune="off", strict=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for _ in range(200):
+        x = rng.uniform(rng.uniform(-1, 0.5), 1, (3, 1300)).astype(np.float32)
+        for got, wanted in zip(compiled(x), session.run(None, {"x": x}), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
 @pytest.mark.parametrize("k", [7, 64, 1300])
 def test_integer_products_are_exact(k: int) -> None:
     """This holds even if k terms exceed what float32 holds exactly: 1300 times 255 times 255 is 5

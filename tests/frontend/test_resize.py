@@ -136,6 +136,18 @@ def test_resize_to_a_whole_position_that_float64_misses():
     assert got[0, 0, 8] == 3
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_a_resize_to_the_same_size_is_the_identity(mode, coordinates):
+    """A NaN stays where it is: no neighbour is added times 0."""
+    x = np.random.default_rng(0).normal(size=(1, 2, 5, 6)).astype(np.float32)
+    x[0, 0, 2, 3], x[0, 1, 0, 0] = np.nan, np.inf
+    attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    model = resize_model(x, (5, 6), False, **attrs)
+    (got,) = check(model, {"x": x})
+    np.testing.assert_array_equal(got, x)
+
+
 def test_resize_crops():
     x = {"x": np.random.default_rng(0).normal(size=(1, 1, 6, 7)).astype(np.float32)}
     constants = {

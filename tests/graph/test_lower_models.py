@@ -184,7 +184,7 @@ MODELS = [
         "",
         False,
         # the convolution that fuses four scales becomes one of each
-        {"attention": 4, "gelu": 4, "conv2d": 16, "resize2d": 4, "softmax": 0, "multiply": 0},
+        {"attention": 4, "gelu": 4, "conv2d": 16, "resize2d": 3, "softmax": 0, "multiply": 0},
     ),
     (detr, "eager", False, {"attention": 5, "conv2d": 17, "softmax": 0, "multiply": 0}),
 ]

@@ -406,12 +406,30 @@ def resize(b: Builder, x: Tensor) -> Tensor:
     mode = b.pick(["nearest", "linear", "linear", "cubic"])
     where = b.pick(["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
     attrs = {"nearest_mode": b.pick(["floor", "round_prefer_floor"])} if mode == "nearest" else {}
+    if attrs:
+        pairs = zip(x.shape[2:], sizes, strict=True)
+        sizes = [o if _float32_finds(n, o, where, **attrs) else n for n, o in pairs]
     b.smooth &= mode != "nearest"
     inputs = [x, None, None, b.ints([*x.shape[:2], *sizes])]
     return b.add(
         "Resize", inputs, [*x.shape[:2], *sizes], mode=mode, coordinate_transformation_mode=where,
         **attrs,
     )  # fmt: skip
+
+
+def _float32_finds(size: int, out: int, where: str, nearest_mode: str) -> bool:
+    """False if ONNX Runtime, which computes in float32, takes another position than float64."""
+    found = []
+    for number in (np.float32, np.float64):
+        o, half = np.arange(out, dtype=number), number(0.5)
+        if where == "align_corners":
+            at = o * number(size - 1) / number(max(out - 1, 1))
+        else:
+            scale, shift = number(out) / number(size), half if "half_pixel" in where else number(0)
+            at = (o + shift) / scale - shift
+        at = np.round(at, 9) if number is np.float64 else at
+        found.append(np.floor(at) if nearest_mode == "floor" else np.ceil(at - half))
+    return bool(np.array_equal(*found))
 
 
 def pixels(b: Builder, x: Tensor) -> Tensor:

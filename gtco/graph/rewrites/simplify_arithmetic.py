@@ -2,9 +2,11 @@
 
 before: power(x, 2); power(x, 0.5)              after: multiply(x, x); sqrt(x)
 before: divide(x, c); subtract(x, c)            after: multiply(x, 1/c); add(x, -c), floats alone
-                                                (no divide that is rounded to an integer)
 before: multiply(x, 1); add(x, 0); where(true)  after: x
 before: add(add(x, a), b)                       after: add(x, a + b), likewise multiply
+
+A rewrite that changes the last bit of a result leaves alone what is rounded to an integer or
+compared later: a quantized value would change by a whole step.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by, scalar, with_constant
+from gtco.tensor.operators import ELEMENTWISE, INJECTIVE, pattern
 from gtco.tensor.stage import Operator
 
-_ROUNDING = frozenset(["round", "floor", "ceil", "trunc"])  # they show a change of the last bit
+_ROUNDING = frozenset(
+    ["round", "floor", "ceil", "trunc", "sign", "mod", "floor_mod", "floor_divide"]
+)
 
 
 def simplify_arithmetic(graph: Graph) -> Graph:
@@ -30,6 +35,20 @@ def simplify_arithmetic(graph: Graph) -> Graph:
 
 def _same(graph: Graph, op: Operator, tensor: str) -> str | None:
     return tensor if graph.types[tensor] == op.type else None
+
+
+def _becomes_whole(graph: Graph, tensor: str) -> bool:
+    """True if element-wise operators and moves bring ``tensor`` to one that shows a change of its
+    last bit: a rounding, a cast to integers or a comparison."""
+    waiting, seen = [tensor], {tensor}
+    while waiting:
+        for user in graph.consumers(waiting.pop()):
+            if user.kind in _ROUNDING or not user.type.dtype.startswith(("float", "bfloat")):
+                return True
+            if pattern(user.kind) in (ELEMENTWISE, INJECTIVE) and user.output not in seen:
+                seen.add(user.output)
+                waiting.append(user.output)
+    return False
 
 
 def _power(graph: Graph, op: Operator) -> str | None:
@@ -62,7 +81,7 @@ def _divide(graph: Graph, op: Operator) -> str | None:
     value = graph.constants.get(b)
     if value is None or graph.is_constant(a) or bool((value == 0).any()):
         return None
-    if any(user.kind in _ROUNDING for user in graph.consumers(op.output)):
+    if _becomes_whole(graph, op.output):
         return None
     with numpy.errstate(all="ignore"):
         inverse = (1.0 / value.astype(numpy.float64)).astype(value.dtype)
@@ -99,7 +118,12 @@ def _with_neutral(graph: Graph, op: Operator, neutral: float, function: numpy.uf
     if scalar(graph, c) == neutral and graph.types[x] == op.type:
         return x
     inner = made_by(graph, x, op.kind)
-    if inner is not None and op.type.dtype.startswith("float") and graph.only_user(x):
+    if (
+        inner is not None
+        and op.type.dtype.startswith("float")
+        and graph.only_user(x)
+        and not _becomes_whole(graph, op.output)
+    ):
         deeper = with_constant(graph, inner)
         if deeper is not None:
             a, b = graph.constants[deeper[1]], graph.constants[c]
