@@ -92,7 +92,10 @@ setup(
     },
     install_requires=[*TVM, "numpy", "ml_dtypes", "onnx", "onnxsim", "networkx"],
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["gtco=gtco.__main__:main"]},
+    entry_points={
+        "console_scripts": ["gtco=gtco.__main__:main"],
+        "torch_dynamo_backends": ["gtco=gtco.integrations.torch_compile:backend"],
+    },
     classifiers=[
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",

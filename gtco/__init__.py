@@ -14,7 +14,7 @@ from gtco.support.errors import GtcoError
 from gtco.support.version import __version__
 
 if TYPE_CHECKING:
-    from gtco.compiler import compile_model, compile_to_file
+    from gtco.compiler import aot_compile, compile_model, compile_to_file
     from gtco.driver.compiled import CompiledModel
     from gtco.runtime.module import Model, load
     from gtco.support.options import Tune
@@ -30,12 +30,14 @@ __all__ = [
     "Model",
     "Tune",
     "__version__",
+    "aot_compile",
     "compile_model",
     "compile_to_file",
     "load",
 ]
 
 _HOMES = {
+    "aot_compile": "gtco.compiler",
     "compile_model": "gtco.compiler",
     "compile_to_file": "gtco.compiler",
     "CompiledModel": "gtco.driver.compiled",

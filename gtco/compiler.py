@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.workers import Workers
 from gtco.driver.backend import backend_of
+from gtco.driver.caching import Caching, cache_of
 from gtco.driver.checks import (
     check_bundle,
     check_dump,
     check_output,
     check_source,
     is_onnx,
+    is_program,
     source_of,
 )
 from gtco.driver.compilation import Compilation, Progress, silent
@@ -103,6 +105,28 @@ def compile_to_file(
     :func:`compile_model`.
     """
     return compile_to_files([(model, output, example_inputs)], progress=progress, **options)[0]
+
+
+def aot_compile(
+    program: Any,
+    output: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[CompileKeywords],
+) -> Path:
+    """Compile what ``torch.export.export`` gives, to ``output`` (a ``.so``, with a header beside
+    it), and return its path. The library has the program's inputs and outputs, in order; it needs
+    neither Python nor PyTorch. Options are those of :func:`compile_model`. Raises
+    :class:`gtco.support.errors.OptionError` for anything else than an ``ExportedProgram``.
+    """
+    if isinstance(program, str | os.PathLike) or not is_program(program):
+        raise OptionError(
+            f"aot_compile takes an ExportedProgram, not a {type(program).__name__}: "
+            "gtco.aot_compile(torch.export.export(model, args), 'model.so'); compile_to_file takes "
+            "modules, ONNX and files"
+        )
+    compile_to_file(program, output, progress=progress, **options)
+    return Path(output)
 
 
 def compile_to_files(
@@ -272,25 +296,38 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
             records = stack.enter_context(Records(":memory:"))
         known = [] if effort is None else _shipped(compilations[0])
         folders = [stack.enter_context(staging(library.output)) for library in libraries]
-        stack.enter_context(made_early(backend.c_sources, folders[0], compiler))
-        with Workers(options.workers or backend.builders) as workers:
-            for compilation in compilations:
-                compilation.shipped = known
-                compilation.prepare(machine, records, workers)
-                if known:
-                    _say_followed(compilation)
-            if effort is not None:
-                from gtco.driver.measuring import measure
+        left = list(zip(libraries, folders, strict=True))
+        caching = None
+        if (cache := cache_of(options, effort)) is not None:
+            followed = records if options.records is not None else None
+            caching = Caching(cache, libraries, options, machine, followed, effort)
+            left = caching.missing(folders, stack)
+        if left:
+            stack.enter_context(made_early(backend.c_sources, left[0][1], compiler))
+            making = [c for library, _ in left for c in library.compilations]
+            with Workers(options.workers or backend.builders) as workers:
+                for compilation in making:
+                    compilation.shipped = known
+                    compilation.prepare(machine, records, workers)
+                    if known:
+                        _say_followed(compilation)
+                if effort is not None:
+                    from gtco.driver.measuring import measure
 
-                assert records is not None
-                measure(compilations, workers, records, effort)
-        for library, folder in zip(libraries, folders, strict=True):
+                    assert records is not None
+                    measure(making, workers, records, effort)
+        for library, folder in left:
             library.finish(folder)
+            if caching is not None:
+                caching.keep(library, folder)
         for library, folder in zip(libraries, folders, strict=True):
             publish(folder, library.output)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     for compilation in compilations:
         compilation.report.peak_memory_bytes = peak
+    for library in libraries:
+        if library.fetched is not None:
+            library.fetched.peak_memory_bytes = peak
 
 
 def _shipped(compilation: Compilation) -> list[Record]:

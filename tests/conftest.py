@@ -4,6 +4,7 @@ installing.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+# Tests are about compiling, and many change the compiler: only those of the cache use it.
+os.environ["GTCO_CACHE_GB"] = "0"
 
 # A shell's background jobs start with Ctrl-C ignored, and so would processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -263,6 +263,7 @@ def main(argv: list[str]) -> int:
             tune=effort(job),
             records=job["records"],
             target=job["target"],
+            cache=False,  # its time is reported
         )
     except GtcoError as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

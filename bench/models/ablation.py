@@ -183,7 +183,9 @@ def measure(model: str, options: argparse.Namespace) -> list[Row]:
     for name in names:
         library = options.folder / f"{model}-without-{name}.so"
         with compiled_by(VARIANTS[name][1]):
-            made[name] = compiler.compile_to_file(work.onnx, library, threads=options.threads)
+            made[name] = compiler.compile_to_file(
+                work.onnx, library, threads=options.threads, cache=False
+            )
         rivals.append(Contender(name, {**whole.job, "library": str(library)}))
     seen = compare([whole, *rivals, peer], options.rounds)
     return [

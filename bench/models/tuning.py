@@ -83,7 +83,9 @@ def measure(name: str, options: argparse.Namespace) -> Row:
     folder: Path = options.folder
     work = prepare(name, folder, options.threads)
     library = folder / f"{name}-{options.effort}.so"
-    report = compile_to_file(work.onnx, library, threads=options.threads, tune=options.effort)
+    report = compile_to_file(
+        work.onnx, library, threads=options.threads, tune=options.effort, cache=False
+    )
     found, _ = candidates(work, check_peers(options.peers), options.threads)
     tuned = Contender(TUNED, {**found[0].job, "library": str(library)})
     seen = compare([found[0], tuned, *found[1:]], options.rounds)

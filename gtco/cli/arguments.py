@@ -251,6 +251,15 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-cache",
+        dest="cache",
+        action="store_false",
+        help="compile even if the cache has the library of the same compile, and do not keep it",
+    )
+
+
 def add_tuning(parser: argparse.ArgumentParser, default: str | None = "off") -> None:
     """Adds the options for how much is measured and where the results are kept. With ``default``
     None, ``--tune`` is quick if the target is this machine.
@@ -287,7 +296,7 @@ def compile_options_given(options: argparse.Namespace) -> list[str]:
 
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     """The values of the options of :func:`add_compile_options`, as fields of ``CompileOptions``."""
-    names = (
+    names: list[str] = (
         "target precision launches ptx untrusted threads simplify simplify_timeout workers strict "
         "tune records"
     ).split()
@@ -298,4 +307,5 @@ def compile_options(options: argparse.Namespace) -> dict[str, Any]:
         )
     shapes = unique(options.shape, "--shape") or None
     dims = unique(options.dim, "--dim") or None
+    names += ["cache"] if hasattr(options, "cache") else []  # of compile alone
     return {"shapes": shapes, "dims": dims} | {name: getattr(options, name) for name in names}

@@ -22,6 +22,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     add_output(parser)
     arguments.add_compile_options(parser)
     arguments.add_tuning(parser, default=None)
+    arguments.add_cache(parser)
     return parser
 
 
@@ -150,6 +151,7 @@ def summary(output: Path, report: Any) -> None:
         **({"variants": f"{len(variants)}"} if variants else {}),
         "stages": stages if variants else f"{len(report.stages)}",
         "predicted": predicted,
+        **({"from the cache": f"made {report.cached}"} if report.cached else {}),
         "compiled in": f"{sum(seconds for _, seconds in report.phases):.1f} s",
         "peak memory": size(report.peak_memory_bytes),
     }

@@ -70,6 +70,8 @@ class Compilation:
         self.options, self.progress, self.shared = options, progress, shared
         self.report = CompileReport()
         self.identity = ""  # of an ONNX file, once it is read
+        self._opened: Any = None  # the model, between opening and reading it
+        self.accidents = False  # is the library not what it would be another time?
         self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
         self.float16 = False  # is it a float16 file, for a CPU?
         self.backend: Backend  # of the machine
@@ -153,44 +155,67 @@ class Compilation:
         """
         if self.options.strict:
             raise error
+        self.accidents = True
         note = f"{error}; the model was compiled without it"
         if note not in self.report.notes:
             self.report.notes.append(note)
 
     # the steps ------------------------------------------------------------------------------------
-    def read(self) -> Any:
-        """Model -> Relax, by the importer for its kind. For CPUs float16 becomes float32."""
-        options, float16 = self.options, self.backend.computes_float16
+    def opened(self) -> Any:
+        """The model as its frontend opens it: an ``OnnxSource``, or for PyTorch what ``export``
+        gives. It is kept until the model is read.
+        """
+        if self._opened is not None:
+            return self._opened
         if is_onnx(self.model):
-            from gtco.frontend.onnx import load_onnx, read_onnx
+            from gtco.frontend.onnx import read_onnx
 
             if self.example_inputs is not None:
                 raise OptionError(
                     "example_inputs is for PyTorch modules; an ONNX model has its inputs' shapes, "
                     "and shapes gives symbolic ones their values"
                 )
+            open_onnx = partial(read_onnx, self.model)
+            self._opened = self.shared.read(open_onnx) if self.shared else open_onnx()
+        else:
+            from gtco.frontend.pytorch import export, load_program
+
+            if isinstance(path := self.model, Path):
+                read = partial(load_program, path)
+                self.model = self.shared.read(read) if self.shared else read()
+            self._opened = export(self.model, self.example_inputs, shapes=self.options.shapes)
+        return self._opened
+
+    def close(self) -> None:
+        """Lets go of an opened model."""
+        self._opened = None
+
+    def read(self) -> Any:
+        """Model -> Relax, by the importer for its kind. For CPUs float16 becomes float32."""
+        options, float16 = self.options, self.backend.computes_float16
+        source, self._opened = self.opened(), None
+        if is_onnx(self.model):
+            from gtco.frontend.onnx import load_onnx
+
             imported = load_onnx(
-                self.shared.read(lambda: read_onnx(self.model)) if self.shared else self.model,
+                source,
                 shapes=options.shapes,
                 simplify=options.simplify,
                 simplify_timeout=options.simplify_timeout,
                 float16=float16,
             )
         else:
-            from gtco.frontend.pytorch import load_program, load_pytorch
+            from gtco.frontend.pytorch import load_pytorch
 
-            if isinstance(path := self.model, Path):
-                read = partial(load_program, path)
-                self.model = self.shared.read(read) if self.shared else read()
             imported = load_pytorch(
-                self.model,
-                self.example_inputs,
+                source,
                 shapes=options.shapes,
                 simplify=options.simplify,
                 simplify_timeout=options.simplify_timeout,
                 float16=float16,
             )
         self.report.notes += imported.notes
+        self.accidents |= imported.unsimplified
         self.identity = imported.identity
         if options.dump is not None:
             self.dump("1-relax.txt", imported.module.script())
@@ -331,6 +356,7 @@ class Compilation:
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))
         self.report.notes += result.notes
+        self.accidents |= bool(result.notes)
         known = self.report.notes
         known += [note for note in policy.passed_over.values() if note not in known]
         known += policy.said_elsewhere(result.stages, result.choices)

@@ -27,7 +27,9 @@ class CompileReport:
     - ``launches``: how a model for GPUs is launched; ``predicted_seconds`` are for that;
     - ``variants``: of a library of several shapes, the report of each by its sizes ("batch=4");
       ``stages``, ``predicted_seconds``, ``verification``, ``fusion`` and ``settled`` are there;
-    - ``rejections``: how many configs gave no program, by reason.
+    - ``rejections``: how many configs gave no program, by reason;
+    - ``cached``: when the library was made, if it comes from the cache (ISO 8601); otherwise
+      empty. ``tuning``, ``tuned`` and ``settled`` are only of this compile.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -45,6 +47,7 @@ class CompileReport:
     fusion: str = ""
     settled: ModelVerdict | None = None
     variants: dict[str, CompileReport] = field(default_factory=dict)
+    cached: str = ""
 
     @property
     def seconds(self) -> float:

@@ -32,6 +32,9 @@ class Library:
         progress: Progress,
     ) -> None:
         self.output = output.absolute()
+        self.fetched: CompileReport | None = None  # of a library from the cache
+        # A module is exported for each of its shapes; other models are read once.
+        self.one_source = is_onnx(model) or is_program(model)
         self.sizes = choices(options.dims)
         shared = Shared() if len(self.sizes) > 1 else None
         self.compilations = [
@@ -39,8 +42,36 @@ class Library:
             for sizes in self.sizes
         ]
 
+    def digests(self) -> list[str] | None:
+        """The digests of the model in each of its shapes. None if a model has none."""
+        from gtco.frontend.digest import digest_of
+
+        found = [digest_of(c.opened()) for c in self.compilations[: 1 if self.one_source else None]]
+        return None if None in found else [*map(str, found)]
+
+    def verify_fetched(self, folder: Path) -> None:
+        """Compares the library in ``folder``, from the cache, where that is asked for."""
+        report = self.fetched
+        assert report is not None
+        first = self.compilations[0]
+        report.phases = first.report.phases
+        report.notes = [*report.notes, *(n for n in first.report.notes if n not in report.notes)]
+        for run, sizes in zip(self.compilations, self.sizes, strict=True):
+            run.verify(folder / self.output.name, sizes or None)
+        reports = [*report.variants.values()] or [report]
+        for run, one in zip(self.compilations, reports, strict=True):
+            one.verification = run.report.verification
+            run.close()
+
+    @property
+    def accidents(self) -> bool:
+        """True if something went wrong that another compile may do better."""
+        return any(compilation.accidents for compilation in self.compilations)
+
     def report(self) -> CompileReport:
         """What the compile did; that of several variants has the report of each."""
+        if self.fetched is not None:
+            return self.fetched
         if len(self.compilations) == 1:
             return self.compilations[0].report
         first = self.compilations[0].report

@@ -74,6 +74,7 @@ def measure(
         tuned([c.generated for c in compilations], effort)
         for compilation in compilations:
             compilation.report.notes += notes[id(compilation.generated)]
+            compilation.accidents |= bool(notes[id(compilation.generated)])
             if settles:
                 settle(compilation, records)
             if results or not as_it_was(compilation):
@@ -138,6 +139,7 @@ def settle(run: Compilation, records: Records) -> None:
         readings = whole.read(libraries[0], libraries[1])
     if isinstance(readings, str):
         run.report.notes.append(f"tuning: what it made {readings}: it is left as it was")
+        run.accidents = True
         run.graph, run.found, run.generated = graph, found, first
         return
     verdict = whole.judge(first, run.generated, readings)

@@ -25,6 +25,7 @@ class ImportedModel:
     - ``names``: the name of the node in the model, by Relax variable;
     - ``operators``: the operator, by the name of the node;
     - ``notes``: for the user;
+    - ``unsimplified``: onnxsim was to simplify it and failed;
     - ``float16``: the file has float16 in it, which was widened to float32;
     - ``identity``: which ONNX file it is (:mod:`gtco.frontend.identity`); empty for a PyTorch
       module.
@@ -38,6 +39,7 @@ class ImportedModel:
     opset: int = 0
     producer: str = ""
     notes: tuple[str, ...] = ()
+    unsimplified: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     operators: Mapping[str, str] = field(default_factory=dict)
     float16: bool = False

@@ -150,6 +150,7 @@ def import_skeleton(
     if simplify:
         skeleton, note = run_onnxsim(skeleton, simplify_timeout)
         notes += [note] if note else []
+    unsimplified = bool(notes)
     _refuse_unsupported(skeleton)
     _check_initializers(skeleton)
     notes += [said] if (said := quantized.note(skeleton)) else []
@@ -170,6 +171,7 @@ def import_skeleton(
         opset=_opset(skeleton),
         producer=f"{skeleton.producer_name} {skeleton.producer_version}".strip(),
         notes=tuple(notes),
+        unsimplified=unsimplified,
         names=labels,
         operators={node.name: node.op_type for node in skeleton.graph.node},
         float16=widened,

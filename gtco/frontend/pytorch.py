@@ -17,6 +17,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ import numpy
 from gtco.frontend.dimensions import Shapes
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import import_skeleton
+from gtco.frontend.program_writes import notes_of_writes
 from gtco.frontend.weights import LARGE
 from gtco.support.errors import ModelError, OptionError, installing
 from gtco.support.nested import call_arguments, named_tensors
@@ -35,8 +37,48 @@ if TYPE_CHECKING:
 _OPSET = 20
 
 
-def load_pytorch(
+@dataclass(frozen=True)
+class Exported:
+    """A program, the names of its outputs (None: torch's own), and what the model was."""
+
+    program: torch.export.ExportedProgram
+    names: list[str] | None
+    kind: str
+
+
+def export(
     model: torch.nn.Module | torch.export.ExportedProgram,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | Any = None,
+    *,
+    shapes: Shapes | None = None,
+) -> Exported:
+    """The model as a program, for inputs of the shapes and dtypes of ``example_inputs``; an
+    ExportedProgram stays as it is. The arguments are those of :func:`load_pytorch`. Raises
+    OptionError for arguments that do not fit together, and ModelError if torch or onnxscript is
+    missing or the export fails.
+    """
+    torch = _torch()
+    kind = type(model).__name__
+    if isinstance(model, torch.nn.Module):
+        if shapes:
+            raise OptionError(
+                "shapes is for symbolic dimensions, and a module has none: it is compiled for the "
+                "shapes of its example_inputs. Give tensors of the sizes you want, or export it "
+                "with torch.export.export(..., dynamic_shapes=...) and compile that"
+            )
+        return Exported(*_export(torch, model, example_inputs), kind)
+    if isinstance(model, torch.export.ExportedProgram):
+        if example_inputs is not None:
+            raise OptionError(
+                "example_inputs is for modules, and an ExportedProgram brings its own: leave it "
+                "out, and give sizes of dynamic dimensions as shapes"
+            )
+        return Exported(model, _output_names(model), kind)
+    raise ModelError(f"a model is an nn.Module, an ExportedProgram or ONNX, not {kind}")
+
+
+def load_pytorch(
+    model: torch.nn.Module | torch.export.ExportedProgram | Exported,
     example_inputs: Sequence[Any] | Mapping[str, Any] | Any = None,
     *,
     shapes: Shapes | None = None,
@@ -47,37 +89,22 @@ def load_pytorch(
     """The model as Relax, for inputs of the shapes and dtypes of ``example_inputs``.
 
     - ``example_inputs`` is a tensor, a sequence of tensors, or a mapping of keyword arguments. An
-      ExportedProgram has its own. Arguments that are no tensors become part of the model.
+      ExportedProgram has its own, and so has what :func:`export` made. Arguments that are no
+      tensors become part of the model.
     - ``shapes`` gives the dynamic dimensions of an ExportedProgram their values.
     - Without ``float16``, float16 in the model is computed in float32.
 
     A module in training mode is exported in evaluation mode and then set back. Outputs in
     dictionaries or dataclasses get the names of their keys; None, numbers and strings among them
-    are left out. Raises OptionError for arguments that do not fit together, and ModelError if torch
-    or onnxscript is missing or the export fails.
+    are left out. Notes say which of its own tensors and inputs the module changes, which a library
+    does not do. Raises as :func:`export` does.
     """
     torch = _torch()
-    program: Any = model
-    names: list[str] | None
-    if isinstance(model, torch.nn.Module):
-        if shapes:
-            raise OptionError(
-                "shapes is for symbolic dimensions, and a module has none: it is compiled for the "
-                "shapes of its example_inputs. Give tensors of the sizes you want, or export it "
-                "with torch.export.export(..., dynamic_shapes=...) and compile that"
-            )
-        program, names = _export(torch, model, example_inputs)
-    elif isinstance(model, torch.export.ExportedProgram):
-        if example_inputs is not None:
-            raise OptionError(
-                "example_inputs is for modules, and an ExportedProgram brings its own: leave it "
-                "out, and give sizes of dynamic dimensions as shapes"
-            )
-        names = _output_names(program)
-    else:
-        raise ModelError(
-            f"a model is an nn.Module, an ExportedProgram or ONNX, not {type(model).__name__}"
-        )
+    exported = (
+        model if isinstance(model, Exported) else export(model, example_inputs, shapes=shapes)
+    )
+    program: Any = exported.program
+    notes = notes_of_writes(program)
     try:
         with _quiet(), torch.no_grad():
             onnx_program = torch.onnx.export(
@@ -86,7 +113,7 @@ def load_pytorch(
                 opset_version=_OPSET,
                 verbose=False,
                 optimize=True,
-                output_names=names,
+                output_names=exported.names,
             )
         _restore_input_names(onnx_program.model, program.graph_signature.user_inputs)
         skeleton, weights = _strip(onnx_program.model)
@@ -94,11 +121,11 @@ def load_pytorch(
         raise ModelError(f"exporting needs {error.name}: {installing('torch')}") from error
     except Exception as error:
         raise ModelError(
-            f"{type(model).__name__} cannot be exported to ONNX: {_first_line(error)}. Export it "
+            f"{exported.kind} cannot be exported to ONNX: {_first_line(error)}. Export it "
             "yourself with torch.onnx.export and give gtco the file"
         ) from error
     _name_dimensions(skeleton.graph, _dimension_names(program))
-    return import_skeleton(
+    imported = import_skeleton(
         skeleton,
         weights,
         shapes=shapes,
@@ -107,6 +134,7 @@ def load_pytorch(
         float16=float16,
         symbols=True,
     )
+    return replace(imported, notes=(*notes, *imported.notes))
 
 
 def load_program(path: Path) -> torch.export.ExportedProgram:

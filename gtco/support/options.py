@@ -1,7 +1,8 @@
 """What the environment may set; the only module that reads it.
 
 ================  ===================================================================
-GTCO_CACHE        folder for measurements of the machine (default ``~/.cache/gtco``)
+GTCO_CACHE        folder for measurements and compiled libraries (default ``~/.cache/gtco``)
+GTCO_CACHE_GB     how many GB of compiled libraries are kept there (default 4); 0 keeps none
 GTCO_NUM_THREADS  threads of a compiled model, read by the C runtime when it opens
 CC                the C compiler that links (default ``gcc``, then ``cc``, then ``clang``)
 ================  ===================================================================
@@ -145,6 +146,8 @@ class CompileOptions:
     - ``records``: a file of measurements. Configs that stood on this machine are picked, and
       measurements of ``tune`` are added; the file is made if it does not exist. For GPUs a file
       with answers of ``gtco measure``
+    - ``cache``: take the library from the cache if the same compile was done before, and keep it
+      there if not (``docs/cache.md``)
     """
 
     target: str = "native"
@@ -163,6 +166,7 @@ class CompileOptions:
     strict: bool = False
     tune: str | Tune = "off"
     records: Path | None = None
+    cache: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str):
@@ -214,10 +218,25 @@ class CompileKeywords(TypedDict, total=False):
     strict: bool | None
     tune: Literal["off", "quick", "full"] | str | Tune | None
     records: str | os.PathLike[str] | None
+    cache: bool | None
+
+
+def cache_bytes() -> int:
+    """How many bytes of compiled libraries are kept. Raises :class:`OptionError`."""
+    given = os.environ.get("GTCO_CACHE_GB") or "4"
+    try:
+        found = float(given)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < inf:
+        raise OptionError(
+            f"GTCO_CACHE_GB={given!r}: give a number of gigabytes, such as 4; 0 keeps no libraries"
+        )
+    return int(found * 1e9)
 
 
 def cache_folder() -> Path:
-    """The folder for measurements of this machine."""
+    """The folder for measurements of this machine and for compiled libraries."""
     chosen = os.environ.get("GTCO_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "gtco"
 

@@ -32,6 +32,7 @@ class Report:
     settled: ModelVerdict | None = None
     verification: VerificationReport | None = None
     variants: ClassVar = {}
+    cached: str = ""
 
 
 class Model:

@@ -19,7 +19,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
     argv = (
         "compile m.onnx -o out/v.so --target znver4 --precision bf16 --threads 3 --verify --dump d "
         "--shape batch=2 --shape h=224 --dim w=8,9 --no-simplify --simplify-timeout 9 "
-        "--workers 2 --strict"
+        "--workers 2 --strict --no-cache"
     ).split()
     assert cli.main(argv) == 0
     model, output, options = compiler.calls[0]
@@ -42,6 +42,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
         "strict": True,
         "tune": "off",
         "records": None,
+        "cache": False,
     }
     out, err = capsys.readouterr()
     assert "2.00 GB" in out and "12.000 ms" in out and "2.5 s" in out
@@ -71,6 +72,7 @@ def test_compile_defaults(compiler):
         "strict": False,
         "tune": "quick",
         "records": None,
+        "cache": True,
     }
     assert cli.main(["compile", "m.onnx", "-o", "m.dll"]) == 1
 
@@ -153,3 +155,9 @@ def test_compile_shows_the_verification(compiler, capsys):
     compiler.report = Report(verification=report)
     assert cli.main(["compile", "m.onnx", "--verify", "--precision", "bf16"]) == 0
     assert "the same class first on 31 of 32 images" in capsys.readouterr().out
+
+
+def test_a_library_from_the_cache_says_so(compiler, capsys, monkeypatch):
+    monkeypatch.setattr(Report, "cached", "2026-01-02T03:04:05+00:00")
+    assert cli.main(["compile", "m.onnx"]) == 0
+    assert "from the cache" in (out := capsys.readouterr().out) and "2026-01-02T03:04:05" in out

@@ -95,7 +95,7 @@ def python() -> str:
         HOW,
         "`import gtco` imports nothing heavy; `gtco.load` needs numpy alone.",
     ]
-    for name in ("compile_model", "compile_to_file", "load"):
+    for name in ("compile_model", "compile_to_file", "aot_compile", "load"):
         lines += _callable(f"gtco.{name}", getattr(gtco, name))
     for shown in (options.CompileOptions, gtco.Tune, gtco.CompiledModel, CompileReport, gtco.Model):
         home = "gtco" if hasattr(gtco, shown.__name__) else shown.__module__

@@ -1,8 +1,8 @@
 """The layer rule, read from the imports: they point down, no modules import each other, the tensor
 layer alone knows its sketches, and the environment is read in one place.
 
-    cli -> compiler -> driver -> {frontend, graph, search, codegen, runtime} -> tensor
-    -> {machine, support}
+    {cli, integrations} -> compiler -> driver -> {frontend, graph, search, codegen, runtime}
+    -> tensor -> {machine, support}
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {
     "__main__": 7,
     "cli": 6,
+    "integrations": 6,
     "compiler": 5,
     "driver": 4,
     "tuning": 4,

@@ -1,0 +1,123 @@
+"""The key of a library in the cache: everything that decides what a compile makes.
+
+- the model with its weights, and the names and shapes of its inputs and outputs;
+- the options, and the name of the file, which is in the library and its header;
+- gtco's own files, byte by byte, and the versions of what it compiles with;
+- the target and its measured rates, and the CPU if something is measured on it;
+- the records that are followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtco.machine.target import Machine, cpu_identity
+from gtco.search.records.records import Records
+from gtco.support.options import CompileOptions, Tune, c_compiler
+
+if TYPE_CHECKING:
+    from gtco.search.calibration.rates import RateTable
+
+FORMAT = 1  # of the entries; raise it when their contents change
+# These change nothing in the library: how many processes work, what is written beside it, and what
+# is checked afterwards. The contents of a file of records count, not its name.
+NO_MATTER = ("workers", "dump", "verify", "cache", "records")
+PACKAGES = (
+    "apache-tvm apache-tvm-ffi numpy ml_dtypes onnx onnxsim networkx torch onnxscript onnx-ir "
+    "xgboost-cpu nvidia-cuda-nvrtc"
+).split()
+SUFFIXES = (".py", ".c", ".h", ".def", ".cuh", ".jsonl")
+
+
+def library_key(
+    names: Sequence[str],
+    digests: Sequence[str],
+    options: CompileOptions,
+    machine: Machine,
+    rates: RateTable | None,
+    records: Records | None,
+    effort: Tune | None,
+) -> str:
+    """The key of what a compile makes of models with these digests: one model's variants, or all
+    the models that are measured together. ``names``: of the files.
+    """
+    chosen = {
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if field.name not in NO_MATTER
+    }
+    decides = {
+        "format": FORMAT,
+        "names": list(names),
+        "models": list(digests),
+        "options": {**chosen, "tune": None if effort is None else asdict(effort)},
+        "gtco": own_digest(),
+        "versions": versions(),
+        "python": list(sys.version_info[:2]),
+        "compiler": compiler_version(c_compiler()),
+        "target": machine.to_json(),
+        "cpu": cpu_identity() if effort is not None else {},
+        "rates": repr((rates.measured, rates.launch, rates.handed)) if rates else "",
+        "memory": repr(rates.target) if rates else "",
+        "records": "" if records is None else records_digest(records),
+    }
+    text = json.dumps(decides, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _plain(value: Any) -> Any:
+    """A value of an option as JSON."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "__index__"):
+        return int(value)
+    return list(value)
+
+
+@cache
+def own_digest() -> str:
+    """Of gtco's own files, which say more than its version while it is developed."""
+    folder = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in SUFFIXES and path.is_file():
+            digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """The installed packages that have a part in a compile."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = ""
+    return found
+
+
+@cache
+def compiler_version(compiler: str) -> str:
+    """The C compiler's path, and what it says of itself."""
+    done = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, errors="replace", check=False
+    )
+    return f"{compiler}\n{done.stdout}"
+
+
+def records_digest(records: Records) -> str:
+    digest = hashlib.sha256()
+    for record in records.all():
+        digest.update(json.dumps(asdict(record), sort_keys=True).encode())
+    return digest.hexdigest()

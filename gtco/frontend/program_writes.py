@@ -1,0 +1,64 @@
+"""What an ExportedProgram writes to besides its outputs. A library computes outputs and keeps no
+state, so it does none of this, and a note says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def notes_of_writes(program: Any) -> list[str]:
+    """A note for each buffer, parameter and input that the program changes."""
+    signature = program.graph_signature
+    state = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    after = {**signature.buffers_to_mutate, **getattr(signature, "parameters_to_mutate", {})}
+    changed = list(after.values())
+    inputs = list(signature.user_inputs_to_mutate.values())
+    for node in program.graph.nodes:
+        for written in _written(node):
+            name = _root(written).name
+            if name in state:
+                changed.append(state[name])
+            elif name in signature.user_inputs:
+                inputs.append(name)
+    return [
+        f"the module changes its own tensor '{name}' when it runs; the library keeps no state, and "
+        "each call starts with the value that the tensor had when the module was compiled"
+        for name in dict.fromkeys(changed)
+    ] + [
+        f"the module changes its input '{name}' in place; the library leaves inputs as they are"
+        for name in dict.fromkeys(inputs)
+    ]
+
+
+def _schema(node: Any) -> Any:
+    return getattr(node.target, "_schema", None) if node.op == "call_function" else None
+
+
+def _arguments(node: Any) -> list[tuple[Any, Any]]:
+    """The arguments of the operator's schema that are given, with their values."""
+    arguments = _schema(node).arguments
+    by_name = {argument.name: argument for argument in arguments}
+    found = list(zip(arguments, node.args, strict=False))
+    return found + [(by_name[name], value) for name, value in node.kwargs.items()]
+
+
+def _written(node: Any) -> list[Any]:
+    """The nodes whose tensors the operator writes to."""
+    if _schema(node) is None:
+        return []
+    found: list[Any] = []
+    for argument, value in _arguments(node):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += value if isinstance(value, list | tuple) else [value]
+    return [value for value in found if hasattr(value, "op")]
+
+
+def _root(node: Any) -> Any:
+    """The node whose memory this one's tensor is in, where operators give views."""
+    while _schema(node) is not None and any(r.alias_info for r in _schema(node).returns):
+        shared = [v for a, v in _arguments(node) if a.alias_info is not None and hasattr(v, "op")]
+        if not shared:
+            break
+        node = shared[0]
+    return node

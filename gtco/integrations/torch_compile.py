@@ -1,0 +1,264 @@
+"""``torch.compile(model, backend="gtco")``: the backend, which setup.py registers.
+
+torch traces the model and hands over its graphs: one, or several around what it cannot trace. Each
+graph is compiled as a module whose weights are constants. The tensors of modules are arguments of
+the graph, so every call shows them, and a call with other weights, or with weights that were
+changed, is noticed.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gtco.integrations.torch_graph import Facts, Result, constants_of, examine
+from gtco.support.errors import ModelError, OptionError, guarded
+
+SYMBOLS = torch.SymInt, torch.SymFloat, torch.SymBool
+OF_OTHERS = ("shapes", "dims")  # options of compile_model that a traced graph has no use for
+AGAIN = (
+    "call torch.compiler.reset() after you changed weights, and the next call compiles again with "
+    "the new ones"
+)
+
+
+def backend(
+    graph_module: Any,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compiles a graph for torch.compile. ``options`` are those of :func:`gtco.compile_model`
+    without ``shapes`` and ``dims``. Raises a GtcoError, which torch puts into its
+    ``BackendCompilerFailed``.
+    """
+    if mode is not None:
+        raise OptionError(
+            f"mode={mode!r} is for torch's own backend: give gtco options instead, such as "
+            "torch.compile(model, backend='gtco', options={'tune': 'quick'})"
+        )
+    given = dict(options or {})
+    for name in OF_OTHERS:
+        if name in given:
+            raise OptionError(
+                f"{name} is for models with symbolic dimensions: with torch.compile the tensors of "
+                "a call say the sizes, and each new size is compiled when it is first seen"
+            )
+    graph = Graph(graph_module, example_inputs, given)
+    if not graph.is_dynamic:  # else the sizes are those of the first call
+        graph.ready(example_inputs)
+    return graph
+
+
+class Graph:
+    """A graph as torch.compile calls it: tensors in, a list of tensors out."""
+
+    def __init__(
+        self, graph_module: Any, arguments: Sequence[Any], options: Mapping[str, Any]
+    ) -> None:
+        self.graph_module, self.options = graph_module, options
+        self.constants = constants_of(graph_module, arguments)
+        self.is_dynamic = any(isinstance(value, SYMBOLS) for value in arguments)
+        self._made: dict[tuple[Any, ...], list[Specialized]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        return self.ready(arguments).run(arguments)
+
+    def ready(self, arguments: Sequence[Any]) -> Specialized:
+        """The library for these sizes and weights, which is compiled if it is not there yet."""
+        key = self._key(arguments)
+        for made in self._made.get(key, ()):
+            if made.has_weights(arguments):
+                return made
+        with self._lock:
+            same = [one for one in self._made.get(key, ()) if one.alive]
+            for made in same:
+                if made.has_weights(arguments):
+                    return made
+            new = Specialized(self.graph_module, arguments, self.constants, self.options)
+            self._made[key] = [*same, new]
+            return new
+
+    def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The sizes, where torch has not fixed them for this graph."""
+        if not self.is_dynamic:
+            return ()
+        fixed = set(self.constants)
+        return tuple(
+            tuple(value.shape) if isinstance(value, torch.Tensor) else value
+            for number, value in enumerate(arguments)
+            if number not in fixed
+        )
+
+
+class Specialized:
+    """A graph compiled for one set of sizes and one set of weights."""
+
+    def __init__(
+        self,
+        graph_module: Any,
+        arguments: Sequence[Any],
+        constants: Sequence[int],
+        options: Mapping[str, Any],
+    ) -> None:
+        _check_inference(arguments)
+        # what is traced here is no part of the graph that torch is tracing
+        with torch._guards.tracing(None), torch.inference_mode(False), torch.no_grad():
+            with guarded("reading the graph of torch.compile"):
+                self.facts = facts = examine(graph_module, arguments)
+            frozen = [n for n in constants if n not in facts.written]
+            self._weights = [_Weight(n, arguments[n]) for n in frozen]
+            self.fed = [
+                n
+                for n, value in enumerate(arguments)
+                if isinstance(value, torch.Tensor) and n not in frozen
+            ]
+            self.model = self.alone = None
+            if not self.fed:  # nothing depends on a call
+                self.alone = graph_module
+            elif facts.computed or facts.written:
+                from gtco.compiler import compile_model
+
+                module = _Frozen(graph_module, arguments, self.fed, facts)
+                inputs = tuple(arguments[n] for n in self.fed)
+                self.model = compile_model(module, inputs, **options)
+
+    @property
+    def alive(self) -> bool:
+        """False once a module that has one of the weights is gone."""
+        return all(weight.tensor() is not None for weight in self._weights)
+
+    def has_weights(self, arguments: Sequence[Any]) -> bool:
+        """True if the arguments hold the weights of the library, and False if they hold other
+        tensors. Raises ModelError for a weight that was changed.
+        """
+        if any(weight.tensor() is not arguments[weight.number] for weight in self._weights):
+            return False
+        for weight in self._weights:
+            given = arguments[weight.number]
+            if weight.state != _state(given):
+                raise ModelError(
+                    f"a weight of shape {tuple(given.shape)} was changed in place after the "
+                    f"graph was compiled, and the library has its old values: {AGAIN}"
+                )
+        return True
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        if self.alone is not None:
+            return list(self.alone(*arguments))
+        values: Sequence[Any] = ()
+        if self.model is not None:
+            given = (arguments[n] for n in self.fed)
+            values = self.model(*(v.detach() if v.requires_grad else v for v in given))
+            values = values if isinstance(values, tuple) else (values,)
+        facts = self.facts
+        count = len(facts.computed)
+        for number, value in zip(facts.written, values[count:], strict=True):
+            arguments[number].copy_(value)
+        computed: dict[int, Any] = {}
+        for number, value in zip(facts.computed, values, strict=False):
+            computed[len(computed)] = _laid_out(facts.results[number], value)
+        return [_result(result, arguments, computed) for result in facts.results]
+
+
+class _Weight:
+    """A weight that a library holds, and how to notice that it was changed since."""
+
+    __slots__ = ("number", "state", "tensor")
+
+    def __init__(self, number: int, tensor: Any) -> None:
+        self.number = number
+        self.tensor: Any = weakref.ref(tensor)
+        self.state = _state(tensor)
+
+
+def _state(tensor: Any) -> tuple[int, int]:
+    """What differs after a change in place: torch's count of writes, and the memory. Tensors that
+    were made in inference mode have no such count.
+    """
+    return (-1 if tensor.is_inference() else tensor._version, tensor.data_ptr())
+
+
+class _Frozen(torch.nn.Module):
+    """The graph as a module of its tensors that are no weights. It returns the results that have to
+    be computed, and then the new values of what the graph writes to.
+    """
+
+    def __init__(
+        self, graph_module: Any, arguments: Sequence[Any], fed: Sequence[int], facts: Facts
+    ) -> None:
+        super().__init__()
+        self.graph_module, self.fed, self.facts = graph_module, tuple(fed), facts
+        self.arguments: list[Any] = [None] * len(arguments)
+        for number, value in enumerate(arguments):
+            if number in self.fed:
+                continue
+            if isinstance(value, torch.Tensor):
+                self.register_buffer(f"weight_{number}", value.detach())
+            else:
+                self.arguments[number] = value
+
+    def forward(self, *inputs: Any) -> tuple[Any, ...]:
+        values = list(self.arguments)
+        for number in range(len(values)):
+            if hasattr(self, f"weight_{number}"):
+                values[number] = getattr(self, f"weight_{number}")
+        for number, value in zip(self.fed, inputs, strict=True):
+            values[number] = value.clone() if number in self.facts.written else value
+        results = self.graph_module(*values)
+        return (
+            *(results[n] for n in self.facts.computed),
+            *(values[n] for n in self.facts.written),
+        )
+
+
+def _check_inference(arguments: Sequence[Any]) -> None:
+    """Raises ModelError if PyTorch would record the call for gradients, or run it elsewhere."""
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise ModelError(
+            "gtco compiles for inference and computes no gradients, and this call needs them: call "
+            "the model inside 'with torch.no_grad():' (or torch.inference_mode()), or call "
+            "model.requires_grad_(False) first"
+        )
+    if other := {str(t.layout) for t in tensors if t.layout != torch.strided}:
+        raise ModelError(
+            f"tensors are of {', '.join(sorted(other))}, and gtco takes dense ones: convert them "
+            "with x.to_dense()"
+        )
+    if elsewhere := {str(t.device) for t in tensors if t.device.type != "cpu"}:
+        raise ModelError(
+            f"tensors are on {', '.join(sorted(elsewhere))}, and gtco compiles for CPUs under "
+            "torch.compile: move the model and its inputs with .to('cpu'). For GPUs there is "
+            "gtco.compile_to_file(..., target='cuda:...') and gtco.load"
+        )
+
+
+def _laid_out(result: Result, value: Any) -> Any:
+    """The value with the strides that PyTorch's own result has."""
+    place = result.place
+    assert place is not None
+    if value.stride() == place.stride or not place.dense:
+        return value
+    laid = torch.empty_strided(place.size, place.stride, dtype=value.dtype)
+    return laid.copy_(value)
+
+
+def _result(result: Result, arguments: Sequence[Any], computed: Mapping[int, Any]) -> Any:
+    if result.argument is not None:
+        assert result.place is not None
+        base = arguments[result.argument]
+        return result.place.view(base, base.storage_offset())
+    if result.computed is None:
+        return result.value
+    value = computed[result.computed]
+    if not result.is_view:
+        return value
+    assert result.place is not None
+    return result.place.view(value)

@@ -1,0 +1,233 @@
+"""A graph that torch.compile hands to a backend, for inputs of one set of shapes: which of its
+arguments are weights, which ones it writes to, and how its results lie in memory.
+
+gtco computes values and has memory of its own, so a result that is a view in PyTorch must be made a
+view again. :func:`examine` finds out by a run on tensors without data (FakeTensor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gtco.support.errors import ModelError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an element of a tensor lies in its storage: torch's size, stride and offset."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def of(tensor: Any) -> Place:
+        return Place(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+    def view(self, base: Any, start: int = 0) -> Any:
+        """The view of ``base``'s storage, whose offset counts from ``start``."""
+        return base.as_strided(self.size, self.stride, start + self.offset)
+
+    @property
+    def dense(self) -> bool:
+        """True if every element of a block of memory is used once."""
+        expected = 1
+        for stride, size in sorted(zip(self.stride, self.size, strict=True)):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of the graph.
+
+    - ``value``: a number or None, which is the result itself;
+    - ``argument``: the result is a view of this argument; the offset of its place counts from where
+      the argument begins in its storage, which may be elsewhere in the next call;
+    - ``computed``: it is this one of the values that the library computes, or a view of it;
+    - ``place``: its place; of a computed value also the layout that it gets.
+    """
+
+    value: Any = None
+    argument: int | None = None
+    computed: int | None = None
+    place: Place | None = None
+    is_view: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a graph does with its arguments.
+
+    - ``written``: the arguments that it changes in place;
+    - ``results``: its results in order;
+    - ``computed``: the results whose values the library computes, by their number in ``results``.
+    """
+
+    written: tuple[int, ...]
+    results: tuple[Result, ...]
+    computed: tuple[int, ...]
+
+
+def constants_of(graph_module: Any, arguments: Sequence[Any]) -> tuple[int, ...]:
+    """The numbers of the arguments that are parameters, buffers or other tensors of modules."""
+    nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return tuple(
+        number
+        for number, (node, value) in enumerate(zip(nodes, arguments, strict=True))
+        if isinstance(value, torch.Tensor)
+        and (
+            isinstance(value, torch.nn.Parameter)
+            or node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+        )
+    )
+
+
+def examine(graph_module: Any, arguments: Sequence[Any]) -> Facts:
+    """What the graph does, for arguments of these shapes. Raises ModelError for a graph of a module
+    in training mode, and UnsupportedError for results that gtco cannot give.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    given = [
+        fake.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+        for value in arguments
+    ]
+    seen = _Watch()
+    with torch.inference_mode(False), torch.no_grad(), fake, seen:
+        results = graph_module(*given)
+    if seen.random or any(m.training for m in graph_module.modules() if not _is_graph(m)):
+        raise ModelError(
+            f"the graph has {seen.random or 'a module in training mode'}, as modules have in "
+            "training mode: gtco compiles for inference; call model.eval() first"
+        )
+    storages = [_storage(value) if isinstance(value, torch.Tensor) else None for value in given]
+    written = tuple(n for n, storage in enumerate(storages) if storage in seen.written)
+    if any(storages.count(storages[n]) > 1 for n in written):
+        raise UnsupportedError(
+            "the graph writes into an argument that shares its memory with another one, which "
+            "gtco cannot follow: give it copies (x.clone())"
+        )
+    return _facts(list(results), given, storages, written)
+
+
+def _is_graph(module: Any) -> bool:
+    return isinstance(module, torch.fx.GraphModule)
+
+
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _facts(
+    results: list[Any], given: list[Any], storages: list[int | None], written: tuple[int, ...]
+) -> Facts:
+    computed: list[int] = []
+    found: list[Result] = []
+    bases = _bases(results)
+    numbers: dict[int, int] = {}
+    for base in bases.values():
+        if base not in numbers and _storage(results[base]) not in storages:
+            numbers[base] = len(computed)
+            computed.append(base)
+    for number, value in enumerate(results):
+        if not isinstance(value, torch.Tensor):
+            found.append(Result(value=value))
+        elif (storage := _storage(value)) in storages:
+            argument = storages.index(storage)
+            place = Place.of(value)
+            place = replace(place, offset=place.offset - given[argument].storage_offset())
+            found.append(Result(argument=argument, place=place))
+        else:
+            base = bases[number]
+            found.append(
+                Result(computed=numbers[base], place=Place.of(value), is_view=base != number)
+            )
+    return Facts(written, tuple(found), tuple(computed))
+
+
+def _bases(results: list[Any]) -> dict[int, int]:
+    """For each result that is a tensor the result whose memory it lies in, which is itself if it
+    shares no memory. Raises UnsupportedError for results that overlap in part.
+    """
+    sharing: dict[int, list[int]] = {}
+    for number, value in enumerate(results):
+        if isinstance(value, torch.Tensor):
+            sharing.setdefault(_storage(value), []).append(number)
+    found = {}
+    for together in sharing.values():
+        whole = [n for n in together if _is_whole(results[n])]
+        if len(together) > 1 and not whole:
+            _check_apart([results[n] for n in together])
+        for number in together:
+            found[number] = whole[0] if whole else number
+    return found
+
+
+def _is_whole(tensor: Any) -> bool:
+    """True if the tensor has every element of its storage once."""
+    place = Place.of(tensor)
+    nbytes = tensor.untyped_storage().nbytes()
+    return place.dense and place.offset == 0 and tensor.numel() * tensor.itemsize == nbytes
+
+
+def _check_apart(tensors: list[Any]) -> None:
+    items = tensors[0].untyped_storage().nbytes() // tensors[0].itemsize
+    used = torch.zeros(items, dtype=torch.bool)
+    for tensor in tensors:
+        mine = Place.of(tensor).view(used)
+        if mine.any():
+            raise UnsupportedError(
+                "two results of the graph overlap in memory, so that writing to one would change "
+                "the other, and gtco's results have memory of their own: return copies (x.clone())"
+            )
+        mine.fill_(True)
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operator of a run.
+
+    - ``written``: the storages that are written to;
+    - ``random``: an operator that a module has in training mode, in words.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[int | None] = set()
+        self.random = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = {
+            argument.name: value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+        } | kwargs
+        for argument in func._schema.arguments:
+            value = given.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for one in value if isinstance(value, list | tuple) else [value]:
+                    if isinstance(one, torch.Tensor):
+                        self.written.add(_storage(one))
+        if _draws(func, given):
+            self.random = f"a random operator ({func})"
+        elif given.get("training", given.get("train")) is True and (
+            given.get("running_mean") is not None
+        ):
+            self.random = "BatchNorm that updates its statistics"
+        return func(*args, **kwargs)
+
+
+def _draws(operator: Any, given: dict[str, Any]) -> bool:
+    """True for an operator that draws random numbers. Attention is said to, and does so only with
+    dropout.
+    """
+    if "dropout_p" in given or "scaled_dot_product" in str(operator):
+        return bool(given.get("dropout_p"))
+    return torch.Tag.nondeterministic_seeded in operator.tags
