@@ -16,6 +16,19 @@ from gtco.support.version import __version__
 if TYPE_CHECKING:
     from gtco.compiler import aot_compile, compile_model, compile_to_file
     from gtco.driver.compiled import CompiledModel
+    from gtco.integrations.inference_session import (
+        InferenceSession,
+        get_available_providers,
+        get_device,
+        set_default_logger_severity,
+    )
+    from gtco.integrations.session_options import (
+        ExecutionMode,
+        GraphOptimizationLevel,
+        RunOptions,
+        SessionOptions,
+    )
+    from gtco.integrations.session_values import IOBinding, NodeArg, OrtValue
     from gtco.runtime.module import Model, load
     from gtco.support.options import Tune
 
@@ -26,15 +39,30 @@ if (_CHECKOUT / "bench" / "harness").is_dir():
 
 __all__ = [
     "CompiledModel",
+    "ExecutionMode",
+    "GraphOptimizationLevel",
     "GtcoError",
+    "IOBinding",
+    "InferenceSession",
     "Model",
+    "NodeArg",
+    "OrtValue",
+    "RunOptions",
+    "SessionOptions",
     "Tune",
     "__version__",
     "aot_compile",
     "compile_model",
     "compile_to_file",
+    "get_available_providers",
+    "get_device",
     "load",
+    "set_default_logger_severity",
 ]
+
+_SESSION = "gtco.integrations.inference_session"
+_SESSION_OPTIONS = "gtco.integrations.session_options"
+_SESSION_VALUES = "gtco.integrations.session_values"
 
 _HOMES = {
     "aot_compile": "gtco.compiler",
@@ -44,6 +72,18 @@ _HOMES = {
     "load": "gtco.runtime.module",
     "Model": "gtco.runtime.module",
     "Tune": "gtco.support.options",
+    # as ONNX Runtime has them
+    "InferenceSession": _SESSION,
+    "get_available_providers": _SESSION,
+    "get_device": _SESSION,
+    "set_default_logger_severity": _SESSION,
+    "ExecutionMode": _SESSION_OPTIONS,
+    "GraphOptimizationLevel": _SESSION_OPTIONS,
+    "RunOptions": _SESSION_OPTIONS,
+    "SessionOptions": _SESSION_OPTIONS,
+    "IOBinding": _SESSION_VALUES,
+    "NodeArg": _SESSION_VALUES,
+    "OrtValue": _SESSION_VALUES,
 }
 
 
@@ -53,4 +93,7 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'gtco' has no attribute '{name}'")
+    raise AttributeError(
+        f"module 'gtco' has no attribute '{name}'; docs/onnxruntime.md says which names of ONNX "
+        "Runtime's it has"
+    )

@@ -157,7 +157,7 @@ def test_compile_shows_the_verification(compiler, capsys):
     assert "the same class first on 31 of 32 images" in capsys.readouterr().out
 
 
-def test_a_library_from_the_cache_says_so(compiler, capsys, monkeypatch):
-    monkeypatch.setattr(Report, "cached", "2026-01-02T03:04:05+00:00")
+def test_a_library_from_the_cache_says_so(compiler, capsys):
+    compiler.report = Report(cached="2026-01-02T03:04:05+00:00")
     assert cli.main(["compile", "m.onnx"]) == 0
     assert "from the cache" in (out := capsys.readouterr().out) and "2026-01-02T03:04:05" in out

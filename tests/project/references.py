@@ -97,7 +97,15 @@ def python() -> str:
     ]
     for name in ("compile_model", "compile_to_file", "aot_compile", "load"):
         lines += _callable(f"gtco.{name}", getattr(gtco, name))
-    for shown in (options.CompileOptions, gtco.Tune, gtco.CompiledModel, CompileReport, gtco.Model):
+    for shown in (
+        options.CompileOptions,
+        gtco.Tune,
+        gtco.CompiledModel,
+        CompileReport,
+        gtco.Model,
+        gtco.InferenceSession,
+        gtco.SessionOptions,
+    ):
         home = "gtco" if hasattr(gtco, shown.__name__) else shown.__module__
         lines += ["", f"## {home}.{shown.__name__}", _prose(shown)]
         for name, member in vars(shown).items():
