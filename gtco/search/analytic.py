@@ -193,42 +193,42 @@ class AnalyticPolicy(PricingPolicy):
         time = work.work / self.rates.rate(work.kernel)  # eq. 3, from the table
         for piece in work.beside:
             time += piece.count * piece.units / self.rates.rate(piece.kernel)
-        tasks = 1
+        tasks = waves = 1
         for layer in work.layers:
             tasks *= layer.parallel
-        threads = self.target.cores
-        cores = min(threads, max(tasks, 1))
-        for iterations, loads, stores, parallel, overlapped in work.layers:
-            load = store = latency = 0.0
-            for stream in loads:
-                source = self.source(stream)
-                load += self._transfer(stream, source, cores)
-                if source.latency > latency:
-                    latency = source.latency
-            for stream in stores:
-                store += self.transfer(stream, cores)
-            first = load + latency  # eq. 2
-            hidden = HIDDEN if overlapped else 0.0
-            step = max(load, time) + (1 - hidden) * min(load, time)
-            time = first + (iterations - 1) * step + time + iterations * store  # eq. 5
-            time *= ceil(parallel / threads) if parallel > 1 else 1  # eq. 6, 7
-        return time, ceil(tasks / threads) / tasks if tasks else 1.0
+            waves *= ceil(layer.parallel / self.target.cores)  # eq. 6, 7
+        cores = min(self.target.cores, max(tasks, 1))
+        # Seconds of transfers; the hidden ones go on beside computing.
+        first = waiting = hidden = 0.0
+        for iterations, loads, stores, _, overlapped in work.layers:
+            load = sum(self.transfer(stream, cores) for stream in loads)
+            store = sum(self.transfer(stream, cores) for stream in stores)
+            if load:
+                first += max(self.source(s).latency for s in loads if s.nbytes)  # eq. 2
+            time *= iterations
+            waiting = iterations * (waiting + store + (0.0 if overlapped else load))
+            hidden = iterations * (hidden + (load if overlapped else 0.0))
+        step = max(time, hidden) + (1 - HIDDEN) * min(time, hidden)  # eq. 5
+        return waves * (first + waiting + step), ceil(tasks / self.target.cores) / max(tasks, 1)
 
     def transfer(self, stream: Stream, cores: int) -> float:
-        """T_load or T_store (eq. 2) of one iteration, of one core."""
-        return self._transfer(stream, self.source(stream), cores)
-
-    def _transfer(self, stream: Stream, level: MemoryLevel, cores: int) -> float:
+        """T_load or T_store (eq. 2) of one iteration, of one core. Level 0 is measured with its
+        operands in L1, so what comes from there takes no further time.
+        """
         if not stream.nbytes:
             return 0.0
-        share = cores if level.name == "DRAM" else 1
         if stream.handed and self.target.cores > 1:
-            sequential = stream.nbytes * self._handed(stream.resident, level, share)
-        else:
-            sequential = stream.nbytes * share / level.bandwidth
-        if not stream.chains:
-            return sequential
-        return max(sequential, stream.nbytes / LINE * level.latency / stream.chains)
+            level = self.source(stream)
+            readers = cores if level.name == "DRAM" else 1
+            return stream.nbytes * self._handed(stream.resident, level, readers)
+        each = latency = 0.0  # seconds of a byte; those of a line of the outermost level
+        for share, level in self._shares(stream):
+            if level is not self.target.memory[0]:
+                each += share * (cores if level.name == "DRAM" else 1) / level.bandwidth
+            latency = level.latency
+        if stream.chains:
+            each = max(each, latency / LINE / stream.chains)
+        return stream.nbytes * each
 
     def _handed(self, resident: float, level: MemoryLevel, share: int) -> float:
         """Seconds for each byte that passes from one core to another. Part of it comes out of the
@@ -244,8 +244,24 @@ class AnalyticPolicy(PricingPolicy):
         """The innermost level whose capacity holds the working set (eq. 1)."""
         if stream.memory:
             return self._levels[stream.memory]
-        whole, share = stream.resident, stream.resident / stream.cores
         for usable, memory in self._usable:
-            if (whole if memory.shared else share) <= usable:
+            if (stream.resident if memory.shared else stream.resident / stream.cores) <= usable:
                 return memory
         raise AssertionError("DRAM holds everything")
+
+    def _shares(self, stream: Stream) -> Iterator[tuple[float, MemoryLevel]]:
+        """The levels that a stream comes from, inner to outer, each with its share of the bytes. A
+        cache that is too small for the working set still holds a part of it.
+        """
+        if stream.memory:
+            yield 1.0, self._levels[stream.memory]
+            return
+        held = 0.0
+        for usable, memory in self._usable:
+            resident = stream.resident if memory.shared else stream.resident / stream.cores
+            part = usable / resident if resident > usable else 1.0
+            if part > held:
+                yield part - held, memory
+                held = part
+            if held == 1.0:
+                return

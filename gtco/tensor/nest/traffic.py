@@ -1,46 +1,95 @@
-"""The traffic of a nest: what each level of its loops loads and stores, how often, from where."""
+"""The traffic of a nest: what each level of its loops loads and stores, how often, from where.
+
+A stream's working set is what a core uses between two uses of the same bytes (Helix eq. 1).
+"""
 
 from __future__ import annotations
 
-from math import ceil
+from math import gcd
 
+from gtco.machine.target import Target
 from gtco.tensor.nest.nest import Nest
 from gtco.tensor.stage import ITEM_BYTES
 from gtco.tensor.workload import Layer, Stream
 
+LINE, PAGE = 64, 4096  # bytes of a cache line, and of the addresses that choose a set of L1
 
-def layers(nest: Nest) -> tuple[Layer, ...]:
-    """The layers of a nest, inner to outer: row blocks, panels, blocks of k and passes, tasks."""
+
+def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
+    """The layers of a nest, inner to outer: row blocks, panels, blocks of k and passes, tasks.
+
+    B's panels are prefetched, so that they are under way while products are computed. So are rows
+    of A that follow each other in an input. Products wait for the rest: other first reads of A,
+    partial sums, and the output.
+    """
     batch, m, n, k = nest.extents
     tile, shape, kc, held, passes = nest.row, nest.shape, nest.kc, nest.held, nest.passes
+    kblocks, panels, columns = nest.kblocks, shape.task_panels, tile.columns
+    ahead = nest.prefetch != "none"
     # bytes of an element of A, B and C when it is multiplied, and in the tensors
     item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
-    item, stored_b, item_out = (
-        float(nest.a.nbytes),
-        float(nest.b.nbytes),
-        float(ITEM_BYTES[nest.out]),
-    )
-    rows, panels, columns = shape.task_rows / passes, shape.task_panels, tile.columns
+    stored_a, stored_b, stored_c = nest.a.nbytes, nest.b.nbytes, float(ITEM_BYTES[nest.out])
+    rows = shape.task_rows / passes
     height = rows / held  # the average of the blocks' two heights
     a_tile, b_panel = item_a * height * kc, item_b * kc * columns
     c_tile = item_c * height * columns
-    a_stream = Stream(a_tile, item_a * rows * kc)
-    if nest.a.how == "direct":
-        conflicts = nest.a.stride * item_a % 4096 == 0 and height > 8
-        followed = nest.prefetch != "none" and nest.a.stride == k and nest.kblocks == 1
-        a_stream = Stream(
-            a_tile * (tile.lanes if conflicts else 1),
-            item_a * rows * kc,
-            chains=0 if followed else ceil(height),
-        )
-    partial = (Stream(c_tile, item_c * rows * panels * columns),) if nest.kblocks > 1 else ()
-    micro = Layer(held, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial)
-    once = nest.constant_b and passes == 1
-    weights = Stream(stored_b * kc * columns, stored_b * k * n, "DRAM" if once else "")
-    panel = Layer(panels, (weights,), overlapped=nest.prefetch != "none")
-    packed = Stream(item * rows * kc, item * batch * m * k, handed=True)
-    copies = (packed,), (Stream(item_a * rows * kc, item_a * rows * kc),)
-    block = Layer(nest.kblocks * passes, *(copies if nest.a.how == "packed" else ()))
-    written = item_out * shape.task_rows * panels * columns
-    result = Stream(written, item_out * batch * m * n, handed=True)
-    return micro, panel, block, Layer(1, (), (result,), shape.tasks)
+    direct = nest.a.how == "direct"
+    stride = int(nest.a.stride * item_a) if direct else 0
+    room = spread(stride, item_a * kc)
+    a_block, c_block = room * item_a * rows * kc, item_c * rows * panels * columns
+
+    # Rows whose lines share few sets of L1 evict each other, and the next iteration loads the part
+    # that does not fit again.
+    lines = height * LINE * spread(stride, LINE)
+    lost = max(0.0, 1.0 - target.level("L1").capacity / lines)
+    again = 1.0 + lost * (LINE / (item_a * tile.kind.step) - 1.0)
+    a_set = a_block + b_panel + (c_tile * held if kblocks > 1 else c_tile)
+    b_set = b_panel * (1 + 1 / held) + room * a_tile + c_tile  # with what is read of the next panel
+    partial = 2 * c_tile * (kblocks - 1) / kblocks  # it is loaded again, and stored
+    micro = Layer(
+        held,
+        (Stream(a_tile * again, a_set), Stream(b_panel, b_set)),
+        (Stream(partial, c_block + a_block + b_panel * panels),) if kblocks > 1 else (),
+    )
+
+    task_a, task_b = stored_a * shape.task_rows * k, stored_b * k * panels * columns
+    task_c = stored_c * shape.task_rows * min(panels * columns, n)
+    whole_a, whole_b, whole_c = (
+        batch * size for size in (stored_a * m * k, stored_b * k * n, stored_c * m * n)
+    )
+    once = min(1.0, whole_b / (shape.tasks * task_b))  # the share that no task read before
+    panel_bytes = stored_b * kc * columns / passes
+    weights = (
+        # the working set of a B that is not constant is that of one batch: none other was timed
+        Stream(panel_bytes * once, stored_b * k * n, "DRAM" if nest.constant_b else ""),
+        Stream(panel_bytes * (1 - once), whole_b + task_a + task_c),
+        Stream(panel_bytes * (passes - 1), task_b + a_block * kblocks + c_block),
+    )
+    panel = Layer(panels, weights, overlapped=ahead)
+
+    first = min(1.0, target.cores / shape.chunks_n)  # the share that the core did not read before
+    a_bytes = stored_a * rows * kc
+    block = Layer(
+        kblocks * passes,
+        (
+            Stream(a_bytes * first, whole_a, handed=True),
+            Stream(a_bytes * (1 - first), task_a + task_b),
+        ),
+        () if direct else (Stream(item_a * rows * kc, a_block),),
+        overlapped=ahead and direct and nest.a.stride == k and kblocks == 1,
+    )
+    # A line is fetched before it is written. A prefetcher does so from the second line of a run.
+    run = stored_c * (columns if held > 1 else min(panels * columns, n))
+    fetched = Stream(task_c * min(1.0, LINE / run), whole_c, handed=True)
+    task = Layer(1, (), (fetched, Stream(task_c, whole_c, handed=True)), shape.tasks)
+    return micro, panel, block, task
+
+
+def spread(stride: int, run: float) -> float:
+    """How many times their own room runs of ``run`` bytes take in a cache if they lie ``stride``
+    bytes apart. A stride with a large power of two lets all runs begin in few of the sets. The
+    address within a page decides; the pages themselves lie anywhere.
+    """
+    if stride <= run or stride % LINE:
+        return 1.0
+    return max(1.0, gcd(stride, PAGE) / max(run, LINE))

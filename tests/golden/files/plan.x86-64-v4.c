@@ -1,9 +1,9 @@
-// gtco_53177b442aac10f5: layer_norm+matmul+add+gelu, SSRSRS, {'sketch': 'gemm', 'tile': '10x1', 'chunks_m': 1, 'chunks_n': 2, 'a': 'packed', 'kc': 16, 'prefetch': 'next'}
-// gtco_040cb9e9b1ce87f8: matmul+add+add, SSRSRS, {'sketch': 'gemm', 'tile': '10x1', 'chunks_m': 1, 'chunks_n': 1, 'a': 'direct', 'kc': 24, 'prefetch': 'next'}
+// gtco_53177b442aac10f5: layer_norm+matmul+add+gelu, SSRSRS, {'sketch': 'gemm', 'tile': '9x2', 'chunks_m': 2, 'chunks_n': 1, 'a': 'packed', 'kc': 16, 'prefetch': 'next'}
+// gtco_040cb9e9b1ce87f8: matmul+add+add, SSRSRS, {'sketch': 'gemm', 'tile': '9x1', 'chunks_m': 2, 'chunks_n': 1, 'a': 'direct', 'kc': 24, 'prefetch': 'next'}
 // gtco_124961c35c08c422: mean, SRS, {'sketch': 'rows', 'rows': 2}
 // weights at 0: float32(16,)
 // weights at 64: float32(16,)
-// weights at 128: float32(1, 2, 16, 16)
+// weights at 128: float32(1, 1, 16, 32)
 // weights at 2176: float32(24,)
 // weights at 2304: float32(1, 1, 24, 16)
 // weights at 3840: float32(16,)
@@ -38,7 +38,7 @@ static void call_2(void* const* b, void* w, int64_t t0, int64_t t1) { (void)b; k
 
 static const gtco_step steps[] = {
   {call_0, 0, 2u, 0},
-  {call_1, 6, 1u, 0},
+  {call_1, 6, 2u, 0},
   {call_2, 11, 1u, 0},
 };
 static const gtco_ref refs[] = {
@@ -71,7 +71,7 @@ const gtco_plan gtco_the_plan = {
   .num_refs = 13,
   .threads = 2,
   .arena_bytes = 960,
-  .workspace_bytes = 1408,
+  .workspace_bytes = 1600,
   .weights_bytes = 3904,
   .weights = gtco_the_weights,
   .id = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},

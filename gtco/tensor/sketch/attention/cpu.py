@@ -105,7 +105,7 @@ class Attention(AttentionFacts):
             (Stream(item_out * height * e, item_out * m * e, handed=True),),
         )
         keys_values = Stream(self.read_bytes, b * self.read_bytes, handed=True)
-        task = Layer(1, (keys_values,), (), b * chunks)
+        task = Layer(1, (keys_values,), (), b * chunks, overlapped=False)
         behind = epilogue_vectors(self.tail, lanes)
         row = replace(tile, rows=ceil(height), vectors=min(tile.vectors, values))
         shape = self.shape(config)

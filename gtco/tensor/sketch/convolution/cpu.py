@@ -162,13 +162,13 @@ class Convolution(ConvolutionFacts):
         image = item * prod(v.a_shape)
         new = scratch * min(1.0, rows * v.op["strides"][0] / halo.rows)
         written = item_out * rows * v.result[2] * panels * columns
-        cores = min(self.target.cores, tasks)
         result = Stream(written, item_out * v.batch * v.m * v.n, handed=True)
-        task = Layer(  # while one core copies, others compute
-            ceil(tasks / cores),
+        task = Layer(  # products wait for the copy
+            1,
             (Stream(new * item / item_a, image, handed=True), Stream(scratch - new, 2 * scratch)),
             (Stream(scratch, scratch), result),
-            cores,
+            tasks,
+            overlapped=False,
         )
         lanes = self.target.lanes
         spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output

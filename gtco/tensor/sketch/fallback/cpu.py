@@ -92,9 +92,8 @@ class Fallback:
     def workload(self, config: Config) -> Workload:
         moved = SLOWNESS * (self.stage.input_bytes + self.stage.output.type.nbytes)
         flops = operations(self.stage)
-        return Workload(
-            "fma", RATE * flops, (Layer(1, (Stream(moved, moved, "DRAM"),), (), 1),), flops
-        )
+        whole = Layer(1, (Stream(moved, moved, "DRAM"),), overlapped=False)
+        return Workload("fma", RATE * flops, (whole,), flops)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         stage = self.stage

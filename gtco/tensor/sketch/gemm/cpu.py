@@ -195,9 +195,9 @@ class Gemm(GemmFacts):
     def workload(self, config: Config) -> Workload:
         nest = self.nest(config)
         kernel, work = nest.level0
-        return Workload(
-            kernel, work, layers(nest), self.view.flops, self.extra(config, nest), self.behind
-        )
+        loops = layers(nest, self.target)
+        extra = self.extra(config, nest)
+        return Workload(kernel, work, loops, self.view.flops, extra, self.behind)
 
     def extra(self, config: Config, nest: Nest) -> tuple[Extra, ...]:
         """The work beside the products: vectors between registers, tile and output, and packing
