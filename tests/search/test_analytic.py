@@ -223,6 +223,17 @@ def test_more_work_never_takes_less_time(
 
 
 # level 0 --------------------------------------------------------------------------------------
+def test_loads_bound_a_measured_rate() -> None:
+    """With its prefetches, a step of 14 rows and one vector loads 17 times. One of 7 rows and two
+    vectors does as much with 11 loads.
+    """
+    names = ("fma:14x1", "fma:7x2", "fma:2x2", "store")
+    table = RateTable(replace(TOY, frequency=1e9), tuple((name, 3e9) for name in names))
+    rates = [table.rate(name) / 1e9 for name in names]
+    assert rates == pytest.approx([14 * 2 / 17, 14 * 2 / 11, 4 * 2 / 6, 3.0])
+    assert table.measured == tuple((name, 3e9) for name in names)
+
+
 def test_default_rates() -> None:
     machine = target("x86-64-v4")
     ports, hertz = machine.fma_ports, machine.frequency

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from gtco.machine.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import MicroKernel
@@ -24,13 +25,18 @@ LAUNCH = 1.0e-6  # seconds of the barrier between two stages
 # Cycles of a product of two tiles with its share of the loads from L1: on a Granite Rapids a group
 # of four takes 17.1 ns without loads and 20 ns with them.
 TILE_CYCLES = 18.5
+LOAD_PORTS = 2  # loads a cycle
+# Loads that a nest adds to each step of k: it prefetches a line of the next panel of B, and one of
+# the next rows of A. Level 0 is measured without them.
+PREFETCHES = 2
 
 
 @dataclass(frozen=True)
 class RateTable:
     """Measured rates.
 
-    - ``measured``: by kernel name; a missing name has the rate of the default formula;
+    - ``measured``: by kernel name; a missing name has the rate of the default formula. A
+      micro-kernel has at most the rate at which the ports for loads serve it and its prefetches;
     - ``launch``: seconds of the barrier between two stages;
     - ``handed``: by level of memory, bytes per second at which a stage reads and writes tensors in
       that level that other cores wrote; of one core for a cache, of all cores for DRAM.
@@ -64,14 +70,27 @@ class RateTable:
 
     @cached_property
     def _known(self) -> dict[str, float]:
-        """The measured rates. Rates by the formula are added when they are asked for."""
-        return dict(self.measured)
+        """The rates of what was measured. Rates by the formula are added when they are asked for.
+        """
+        return {name: min(rate, rate_of_loads(self.target, name)) for name, rate in self.measured}
+
+
+def rate_of_loads(target: Target, kernel: str) -> float:
+    """The most vector operations per second that the ports for loads allow a micro-kernel in a
+    nest. There is no such bound on other work, and none on the tile unit.
+    """
+    if ":" not in kernel or (tile := MicroKernel.parse(kernel, target.lanes)).kind.in_tiles:
+        return inf
+    kind = tile.kind
+    loads = kind.step / kind.a.step * tile.rows + tile.vectors + PREFETCHES
+    done = kind.step / kind.products * tile.rows * tile.vectors
+    return done / (loads / LOAD_PORTS) * target.frequency
 
 
 def default_rate(target: Target, kernel: str) -> float:
     """The rate of a micro-kernel by its bounds: the FMA ports, which also convert B; the latency of
-    an iteration over independent chains; two loads per cycle. The tile unit has one port. Other
-    work: one instruction per port.
+    an iteration over independent chains; the loads. The tile unit has one port. Other work: one
+    instruction per port.
     """
     if ":" not in kernel:
         return target.frequency * target.fma_ports
@@ -84,6 +103,6 @@ def default_rate(target: Target, kernel: str) -> float:
         return rows * tile.vectors / cycles * target.frequency
     steps = kind.step / kind.products  # sums that an iteration adds to, one after the other
     operations = steps * cells + kind.step * kind.converts * tile.vectors
-    loads = kind.step / kind.a.step * tile.rows + tile.vectors
-    cycles = max(operations / target.fma_ports, steps * kind.latency, loads / 2)
-    return 0.98 * steps * cells / cycles * target.frequency
+    cycles = max(operations / target.fma_ports, steps * kind.latency)
+    rate = 0.98 * steps * cells / cycles * target.frequency
+    return min(rate, rate_of_loads(target, kernel))
