@@ -241,7 +241,7 @@ def _check_inference(arguments: Sequence[Any]) -> None:
 
 
 def _laid_out(result: Result, value: Any) -> Any:
-    """The value with the strides that PyTorch's own result has."""
+    """The value with the strides that PyTorch predicts for its own result, as its tracing does."""
     place = result.place
     assert place is not None
     if value.stride() == place.stride or not place.dense:

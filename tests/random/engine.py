@@ -248,7 +248,12 @@ def run(model: onnx.ModelProto, feeds: Arrays, precision: str = "fp32") -> dict[
         library = Path(folder, "random.so")
         simplified = model.opset_import[0].version not in SPECIAL
         gtco.compiler.compile_to_file(
-            model, library, strict=True, simplify=simplified, precision=precision
+            model,
+            library,
+            strict=True,
+            simplify=simplified,
+            precision=precision,
+            cache=False,  # no graph is drawn twice
         )
         with load(library, threads=2) as compiled:
             return dict(compiled.run(dict(feeds)))
