@@ -263,3 +263,22 @@ def test_is_picked_where_it_saves_most(name: str) -> None:
         assert policy.floor(op_, stage.types) < pick.seconds
     pick = policy.choose(plain(512, 512, 2, 2))
     assert pick is not None and pick.sketch.name != "winograd"
+
+
+def test_weights_come_from_memory_once() -> None:
+    """All tasks and passes together read each weight from memory once, and again from a cache."""
+    sketch = winograd.match(plain(64, 64, 28, 28), target("x86-64-v4"))
+    assert sketch is not None
+    seen = set()
+    for config in few(sketch, 60):
+        work, shape, tile = sketch.workload(config), sketch.shape(config), sketch.row(config)
+        _, position, passes, task = work.layers
+        first, again = position.loads
+        times = position.iterations * passes.iterations * task.parallel
+        assert first.memory == "DRAM" and not again.memory
+        weights = 4.0 * (config["m"] + 2) ** 2 * 64 * 64
+        assert first.nbytes * times == pytest.approx(weights)
+        panels = weights * shape.chunks_m * passes.iterations
+        assert (first.nbytes + again.nbytes) * times >= 0.99 * panels
+        seen.add((shape.chunks_m > 1, passes.iterations > 1, tile.columns))
+    assert len(seen) > 4

@@ -154,13 +154,12 @@ class Winograd(WinogradFacts):
             (Stream(a_tile, inputs + products), Stream(b_panel, b_panel + a_tile)),
             (Stream(c_tile, inputs + products),),
         )
-        # all cores read the same weights: they come from memory once
         weights = item_b * positions * depth * v.n
-        rounds = passes * ceil(shape.tasks / self.target.cores)
-        again = b_panel * (1 - 1 / rounds)
+        read_by_all = b_panel * positions * panels * passes * shape.tasks
+        once = b_panel * min(1.0, weights / read_by_all)  # what no task and no pass read before
         position = Layer(
             positions * panels,
-            (Stream(b_panel - again, weights, "DRAM"), Stream(again, weights)),
+            (Stream(once, weights, "DRAM"), Stream(b_panel - once, weights)),
             overlapped=config["prefetch"] == "next",
         )
         read = item * rows * (size * size) * depth
