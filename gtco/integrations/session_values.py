@@ -166,7 +166,7 @@ def at_address(element_type: Any, shape: Sequence[int], address: int) -> np.ndar
     """The array that is at this address. The caller keeps the memory."""
     dtype = _dtype(element_type)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    buffer = (ctypes.c_char * size).from_address(address)
+    buffer: Any = (ctypes.c_char * size).from_address(address)  # a buffer, which ctypes' types hide
     return np.ndarray(tuple(shape), dtype, buffer)
 
 
