@@ -15,6 +15,7 @@ from pathlib import Path
 GAS_NAMES = {
     "avx512vnni": "avx512_vnni",
     "avx512bf16": "avx512_bf16",
+    "avxvnni": "avx_vnni",
     "amx-tile": "amx_tile",
     "amx-bf16": "amx_bf16",
     "amx-int8": "amx_int8",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gtco.codegen.load import load
-from gtco.machine.target import TARGETS, TILES, V4, Target, cpu_target, detect
+from gtco.machine.target import TARGETS, TILES, V4, Target, cpu_flags, cpu_target, detect
 from gtco.runtime.plan import round_up
 from gtco.tensor import space
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
@@ -52,6 +52,8 @@ def runnable(name: str) -> Target:
     chosen = machine_called(name)
     if chosen.lanes == 16 and not set(V4).issubset(detect().features):
         pytest.skip(f"{name} needs AVX-512, which this CPU lacks")
+    if "avxvnni" in chosen.features and "avx_vnni" not in cpu_flags():
+        pytest.skip(f"{name} needs AVX-VNNI, which this CPU lacks")
     return chosen
 
 

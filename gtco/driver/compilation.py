@@ -91,7 +91,7 @@ class Compilation:
             imported = self.read()
             say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
         with self.phase("simplify") as say:
-            graph = self.canonical(imported, self.threads(machine))
+            graph = self.canonical(imported, machine)
             self.backend.check_indices(graph)
             if self.shared is not None:
                 self.shared.unite(graph)
@@ -225,22 +225,28 @@ class Compilation:
         """The number of threads that the model is compiled for."""
         return self.options.threads or machine.cores
 
-    def canonical(self, imported: Any, threads: int) -> Graph:
+    def canonical(self, imported: Any, machine: Machine) -> Graph:
         """Relax -> canonical graph, channels last."""
         from gtco.graph.layout import channels_last
         from gtco.graph.lower.walk import lower
-        from gtco.graph.rewrites.pipeline import canonicalize
+        from gtco.graph.rewrites.integer_products import integer_products
+        from gtco.graph.rewrites.pipeline import PIPELINE, canonicalize
         from gtco.graph.rewrites.split_reductions import split_reductions
 
         graph = lower(imported)
         check_sizes(graph)
         self.dump("2-lowered.txt", graph.dump())
-        graph = canonicalize(graph, failed=self.worked_around)
+
+        def integers(graph: Graph) -> Graph:
+            return integer_products(graph, machine)
+
+        rewrites = (integers, *PIPELINE)
+        graph = canonicalize(graph, rewrites=rewrites, failed=self.worked_around)
         self.dump("3-canonical.txt", graph.dump())
         graph = canonicalize(channels_last(graph), failed=self.worked_around)
 
         def split(graph: Graph) -> Graph:
-            return split_reductions(graph, threads)
+            return split_reductions(graph, self.threads(machine))
 
         graph = canonicalize(graph, rewrites=(split,), failed=self.worked_around)
         graph.check()

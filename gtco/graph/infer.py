@@ -88,13 +88,13 @@ def infer_type(
         if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
             raise ShapeError(f"matmul of shapes {a} and {b}")
         shape = (*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
-        return TensorType(shape, _product(inputs[0].dtype, declared))
+        return TensorType(shape, _product(inputs[0].dtype, inputs[1].dtype, declared))
     elif kind == "attention":
         q, k, v = (i.shape for i in inputs[:3])
         if q[-1] != k[-1] or k[-2] != v[-2]:
             raise ShapeError(f"attention of q {q}, k {k}, v {v}")
         shape = (*broadcast_shapes(q[:-2], k[:-2], v[:-2]), q[-2], v[-1])
-        return TensorType(shape, _product(inputs[0].dtype, declared))
+        return TensorType(shape, _product(inputs[0].dtype, inputs[1].dtype, declared))
     elif kind == "grid_sample":
         x, (h, w) = inputs[0].shape, inputs[1].shape[1:3]
         shape = (*x[:2], h, w) if attrs["layout"] == "NCHW" else (x[0], h, w, x[3])
@@ -114,10 +114,13 @@ def infer_type(
     return declared
 
 
-def _product(dtype: str, declared: TensorType | None) -> str:
-    """The dtype of a contraction's output, by its operands' dtype. Float16 operands give float16,
-    as in float16 models, unless float32 is declared, as the precision pass does.
+def _product(dtype: str, b: str, declared: TensorType | None) -> str:
+    """The dtype of a contraction's output, by the dtypes of its operands. Float16 operands give
+    float16, as in float16 models, unless float32 is declared, as the precision pass does. uint8 by
+    int8 gives int32.
     """
+    if (dtype, b) == ("uint8", "int8"):
+        return "int32"
     if dtype == "float16" and declared is not None and declared.dtype == "float32":
         return "float32"
     return "float32" if dtype == "bfloat16" else dtype
@@ -142,7 +145,7 @@ def _conv2d(
     channels = weight.shape[0]
     return TensorType(
         (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels),
-        _product(x.dtype, declared),
+        _product(x.dtype, weight.dtype, declared),
     )
 
 
@@ -165,5 +168,5 @@ def _conv_transpose2d(
     channels = int(weight.shape[1]) * attrs["groups"]
     return TensorType(
         (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels),
-        _product(x.dtype, declared),
+        _product(x.dtype, weight.dtype, declared),
     )

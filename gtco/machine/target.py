@@ -111,6 +111,7 @@ V3 = (
     *("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c"),
     *("bmi", "bmi2", "lzcnt", "movbe"),
 )
+V3_VNNI = (*V3, "avxvnni")
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 TILES = ("amx-tile", "amx-bf16")  # those of the tile unit
 # Linux spells these differently in /proc/cpuinfo, in more than "." and "_" (sse4_1, avx512_vnni).
@@ -141,6 +142,17 @@ TARGETS: dict[str, Target] = {
         Target(
             "x86-64-v4", "x86-64-v4", V4, 16, 32, 2, 3.0e9, 2, _memory(32, 1024, 16384, 64, 3.0e9)
         ),
+        Target(
+            "alderlake",
+            "alderlake",
+            V3_VNNI,
+            8,
+            16,
+            2,
+            3.6e9,
+            2,
+            _memory(48, 1280, 24576, 32, 3.6e9),
+        ),
         Target("znver3", "znver3", V3, 8, 16, 2, 3.6e9, 2, _memory(32, 512, 32768, 32, 3.6e9)),
         Target(
             "znver4",
@@ -168,6 +180,17 @@ TARGETS: dict[str, Target] = {
             "skylake-avx512",
             "skylake-avx512",
             V4,
+            16,
+            32,
+            2,
+            2.6e9,
+            2,
+            _memory(32, 1024, 16384, 64, 2.6e9),
+        ),
+        Target(
+            "cascadelake",
+            "cascadelake",
+            (*V4, "avx512vnni"),
             16,
             32,
             2,
@@ -245,9 +268,11 @@ def target(name: str | Machine = "native") -> Machine:
 
 # The nearest row whose code a CPU runs, for CPUs (by LLVM's names) that have no row of their own.
 NEAREST = {
-    "haswell": "core-avx2 broadwell skylake alderlake raptorlake meteorlake arrowlake lunarlake "
-    "gracemont sierraforest grandridge clearwaterforest",
-    "skylake-avx512": "skx cascadelake cooperlake cannonlake",
+    "haswell": "core-avx2 broadwell skylake",
+    "alderlake": "raptorlake meteorlake arrowlake lunarlake gracemont sierraforest grandridge "
+    "clearwaterforest",
+    "skylake-avx512": "skx cannonlake",
+    "cascadelake": "cooperlake",
     "icelake-server": "icelake-client tigerlake rocketlake",
     "graniterapids": "graniterapids-d diamondrapids",
     "x86-64-v3": "znver1 znver2 bdver4",
@@ -335,8 +360,10 @@ def _nearest(info: dict[str, str], flags: set[str]) -> str:
         # Hypervisors hide AMX more often than the instructions that came with it.
         if "amx_tile" in flags or "avx512_bf16" in flags:
             return "sapphirerapids"
-        return "icelake-server" if "avx512_vnni" in flags and "gfni" in flags else "skylake-avx512"
-    return "x86-64-v3"
+        if "avx512_vnni" not in flags:
+            return "skylake-avx512"
+        return "icelake-server" if "gfni" in flags else "cascadelake"
+    return "alderlake" if "avx_vnni" in flags else "x86-64-v3"
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -22,7 +22,7 @@ from gtco.machine.target import MemoryLevel, Target
 from gtco.search.calibration.rates import RateTable
 from gtco.search.pricing import CERTAIN, PricingPolicy, products
 from gtco.tensor.analysis.filtering import least_products
-from gtco.tensor.intrinsics.table import kinds, micro_kernels
+from gtco.tensor.intrinsics.table import kinds, micro_kernels, operand_of
 from gtco.tensor.space import Config, Decision, Option, Sketch
 from gtco.tensor.stage import Operator, TensorType
 from gtco.tensor.workload import Stream, Workload
@@ -71,7 +71,7 @@ class AnalyticPolicy(PricingPolicy):
         if not multiplied:
             return self.rates.launch
         multiplied *= least_products(op, types[op.inputs[1]].shape)
-        fastest = self._fastest(types[op.inputs[0]].dtype)
+        fastest = self._fastest(operand_of(*(types[x].dtype for x in op.inputs[:2])))
         return self.rates.launch + CERTAIN * multiplied / (fastest * self.target.cores)
 
     def peak(self, operand: str) -> float:

@@ -183,8 +183,9 @@ def _attention(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array
 
 
 def _wide(operator: Operator, arrays: Sequence[Array]) -> list[Array]:
-    """Operands of a contraction in the dtype of its computation: float64 for bfloat16 ones, and for
-    float16 ones whose products are summed in float32.
+    """Operands of a contraction in the dtype of its computation: float64 for bfloat16 ones, for
+    float16 ones whose products are summed in float32, and for uint8 and int8 ones, whose products
+    are summed in int32. float64 holds such integer sums exactly.
     """
     return [
         a.astype(np.float64) if a.dtype == ml_dtypes.bfloat16 or _summed_wide(operator, a) else a
@@ -193,13 +194,19 @@ def _wide(operator: Operator, arrays: Sequence[Array]) -> list[Array]:
 
 
 def _summed_wide(operator: Operator, array: Array) -> bool:
-    return array.dtype == np.float16 and operator.type.dtype == "float32"
+    sums = "float32" if array.dtype == np.float16 else "int32"
+    return array.dtype in (np.float16, np.int8, np.uint8) and operator.type.dtype == sums
 
 
 def _product(
     function: Callable[..., Array],
 ) -> Callable[[Operator, dict[str, Any], Sequence[Array]], Array]:
-    return lambda operator, attrs, arrays: function(*_wide(operator, arrays), **attrs)
+    def apply(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
+        result = function(*_wide(operator, arrays), **attrs)
+        # Sums that int32 does not hold wrap around.
+        return result.astype(np.int64) if operator.type.dtype == "int32" else result
+
+    return apply
 
 
 def _pad(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:

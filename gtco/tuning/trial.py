@@ -25,6 +25,7 @@ from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, TensorType
 from gtco.tuning.timing import values
 
+INDEXED = ("gather", "scatter", "relax")  # operators that may take integers as indices
 REPEATS = 2  # of the first candidate, beside its own step
 BATCH_BYTES = 1 << 30  # of activations, results and weights of one artifact
 
@@ -54,6 +55,17 @@ class Trial:
         return any(type_.dtype == "bfloat16" for type_ in self.stage.types.values())
 
     @property
+    def quantized(self) -> bool:
+        """True if the stage rounds floats to integers of 8 bits."""
+        narrow = self.stage.output.type.dtype in ("int8", "uint8")
+        return narrow and any(t.dtype.startswith("float") for t in self.stage.types.values())
+
+    @property
+    def numbers(self) -> bool:
+        """True if the stage computes with its integers, so that none of them is an index."""
+        return not any(op.kind in INDEXED for op in self.stage.operators)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the buffers that timing the trial takes."""
         return buffers(self.stage, len(self.kernels))
@@ -80,24 +92,29 @@ def batches(trials: Iterable[Trial], most: int = BATCH_BYTES) -> Iterator[list[T
 
 def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
     """An artifact with the steps of each trial: the first candidate, all candidates, the first
-    again. ``metadata["trials"]`` has the numbers of the steps, trial by trial, and ``"rounded"``
-    the trials that round to bfloat16. The result of every step is an output.
+    again. ``metadata["trials"]`` has the numbers of the steps, trial by trial, ``"rounded"`` and
+    ``"quantized"`` say which trials round to bfloat16 and to 8 bits, and ``"numbers"`` lists the
+    inputs whose integers are no indices. The result of every step is an output.
     """
     random = np.random.default_rng(0)
-    inputs: dict[TensorType, int] = {}
+    inputs: dict[tuple[TensorType, bool], int] = {}
     outputs: list[TensorSpec] = []
     weights: list[tuple[int, np.ndarray]] = []
     steps: list[Step] = []
     groups: list[list[int]] = []
     end = 0
     for trial in trials:
-        arrays = {i.name: values(random, i.type) for i in trial.stage.inputs if i.constant}
+        numbers = trial.numbers
+        arrays = {
+            i.name: values(random, i.type, numbers) for i in trial.stage.inputs if i.constant
+        }
         group = []
         for kernel in (trial.kernels[0], *trial.kernels, trial.kernels[0]):
             buffers = []
             for i in trial.stage.inputs:
                 if not i.constant:
-                    buffers.append(BufferRef("input", inputs.setdefault(i.type, len(inputs))))
+                    known = inputs.setdefault((i.type, numbers), len(inputs))
+                    buffers.append(BufferRef("input", known))
                     continue
                 packing = kernel.packings.get(i.name)
                 packed = packing.apply(arrays[i.name]) if packing else arrays[i.name]
@@ -115,7 +132,7 @@ def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
             raise InternalError(f"two kernels to be timed are called {kernel.symbol}")
     return Artifact(
         name="trials",
-        inputs=tuple(_spec(f"x{n}", type_) for type_, n in inputs.items()),
+        inputs=tuple(_spec(f"x{n}", type_) for (type_, _), n in inputs.items()),
         outputs=tuple(outputs),
         steps=tuple(steps),
         arena_bytes=0,
@@ -123,7 +140,12 @@ def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
         weights=weights,
         cpu_features=target.required(any(kernel.tiles for kernel in kernels.values())),
         threads=threads,
-        metadata={"trials": groups, "rounded": [trial.rounded for trial in trials]},
+        metadata={
+            "trials": groups,
+            "rounded": [trial.rounded for trial in trials],
+            "quantized": [trial.quantized for trial in trials],
+            "numbers": [n for (_, numbers), n in inputs.items() if numbers],
+        },
     )
 
 

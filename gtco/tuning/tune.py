@@ -29,6 +29,7 @@ from gtco.search.records.shipped import nearest
 from gtco.search.records.standing import standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
 from gtco.support.options import PRECISIONS, Tune
+from gtco.tensor.intrinsics.table import kinds, operand_of
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
@@ -202,12 +203,14 @@ class _Tuner:
         or the stage has no products. For another machine the peak comes from its table.
         """
         operand = multiplied(result.stage)
-        if operand is None or operand not in PRECISIONS.values():
+        if operand is None or operand not in (*PRECISIONS.values(), "int8"):
             return None
         if self.policy.target.name != "native":
             return peak_seconds(result, self.policy) / seconds
         if operand not in self.peaks:
             machine = detect()
+            if not kinds(machine, operand):
+                return None
             threads = self.measurer.threads or machine.cores
             if self.effort.seconds >= READS_PEAK:
                 self.peaks[operand] = machine_peak(threads, operand, machine)
@@ -430,4 +433,6 @@ def peak_seconds(result: StageResult, policy: Policy) -> float:
 def multiplied(stage: Stage) -> str | None:
     """The dtype that the stage's products multiply; None if it has no products."""
     products = [op for op in stage.operators if op.kind in ("matmul", "conv2d", "attention")]
-    return stage.types[products[0].inputs[0]].dtype if products else None
+    if not products:
+        return None
+    return operand_of(*(stage.types[x].dtype for x in products[0].inputs[:2]))

@@ -10,6 +10,8 @@ import onnxruntime
 import pytest
 
 import gtco
+from gtco.machine.target import detect
+from gtco.tensor.intrinsics.table import kinds
 from tests.kernels import fresh_seed
 
 STATIC = """<ir_version: 9, opset_import: ["" : 17]>
@@ -32,6 +34,43 @@ dynamic (float[3,K] x, uint8[3,K] u, uint8[K,5] v) => (int32[3,9] i, int32[3,5] 
     f = Cast <to = 1> (i) y = Mul(f, s)
 }"""
 
+# A block of a quantized network: a padded convolution, a product of int8 without a zero point, an
+# activation between, and outputs in both 8-bit formats.
+NETWORK = """<ir_version: 9, opset_import: ["" : 20]>
+network (float[2,5,9,11] x) => (uint8[2,24,99] y, int8[2,21,99] z, float[2,21,99] f)
+<float sx = {0.03}, uint8 zx = {113}, float sh = {0.05}, int8 zh = {0}, float sf = {0.04},
+ int8 zf = {-6}, float sy = {0.02}, uint8 zy = {3}, int64[3] flat = {2, 24, 99}> {
+    q = QuantizeLinear(x, sx, zx) a = DequantizeLinear(q, sx, zx)
+    w = DequantizeLinear <axis = 0> (w1, s1, z1)
+    c = Conv <pads = [1, 1, 1, 1]> (a, w, b1)
+    h = Reshape(c, flat)
+    y = QuantizeLinear(h, sy, zy) e = DequantizeLinear(y, sy, zy)
+    g = Gelu(e)
+    p = QuantizeLinear(g, sh, zh) d = DequantizeLinear(p, sh, zh)
+    t = Transpose <perm = [0, 2, 1]> (d)
+    v = DequantizeLinear <axis = 1> (w2, s2, z2)
+    m = MatMul(t, v)
+    r = Transpose <perm = [0, 2, 1]> (m)
+    z = QuantizeLinear(r, sf, zf) f = DequantizeLinear(z, sf, zf)
+}"""
+
+
+def network(rng: np.random.Generator) -> onnx.ModelProto:
+    """``NETWORK`` with drawn weights, which take all of int8."""
+    model = onnx.parser.parse_model(NETWORK)
+    drawn = {
+        "w1": rng.integers(-128, 128, (24, 5, 3, 3)).astype(np.int8),
+        "s1": rng.uniform(1e-3, 3e-3, 24).astype(np.float32),
+        "z1": np.zeros(24, np.int8),
+        "b1": rng.standard_normal(24).astype(np.float32),
+        "w2": rng.integers(-128, 128, (24, 21)).astype(np.int8),
+        "s2": rng.uniform(1e-3, 6e-3, 21).astype(np.float32),
+        "z2": np.zeros(21, np.int8),
+    }
+    for name, value in drawn.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
 
 def compared(
     model: onnx.ModelProto, feeds: dict[str, np.ndarray]
@@ -44,7 +83,10 @@ def compared(
     compiled = gtco.compile_model(model, tune="off", strict=True)
     got = compiled(*feeds.values())
     names = [o.name for o in model.graph.output]
-    sketches = {stage["schedule"]["sketch"] for stage in compiled.stages}
+    schedules = [stage["schedule"] for stage in compiled.stages]
+    sketches = {schedule["sketch"] for schedule in schedules}
+    # the kinds of micro-kernels too
+    sketches |= {str(s["tile"]).rpartition(":")[0] for s in schedules if "tile" in s}
     return {n: (g, w) for n, g, w in zip(names, got, wanted, strict=True)}, sketches
 
 
@@ -107,3 +149,49 @@ def test_integer_products_are_exact(k: int) -> None:
     assert np.abs(outputs["j"][0]).max() > 2**24 or k < 1000
     np.testing.assert_allclose(*outputs["y"], rtol=1e-6)
     assert "fallback" not in sketches
+
+
+@pytest.mark.parametrize("unsigned", [False, True])
+def test_products_by_quantized_weights(unsigned: bool) -> None:
+    """Products of integers where the machine has them. gtco's sums are exact and ONNX Runtime's are
+    of float32, so a result may round to the next step.
+    """
+    rng = np.random.default_rng(fresh_seed())
+    model = network(rng)
+    if unsigned:  # weights around 128, as some quantizers write them
+        for name in ("w", "z"):
+            for tensor in model.graph.initializer:
+                if tensor.name in (f"{name}1", f"{name}2"):
+                    shifted = onnx.numpy_helper.to_array(tensor).astype(np.int16) + 128
+                    value = shifted.astype(np.uint8)
+                    tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
+    x = rng.uniform(-4, 4, (2, 5, 9, 11)).astype(np.float32)
+    outputs, sketches = compared(model, {"x": x})
+    for name in ("y", "z"):
+        got, wanted = (a.astype(int) for a in outputs[name])
+        assert len(np.unique(wanted)) > 100
+        # One step at most in y. A step of y moves a sum of z by less than one of its steps.
+        apart = np.abs(got - wanted)
+        assert apart.max() <= 1 and (apart > 0).mean() < 0.01
+    np.testing.assert_allclose(*outputs["f"], atol=0.0401)
+    assert "fallback" not in sketches
+    rows = {kind.name for kind in kinds(detect(), "int8")}
+    assert not rows or rows <= sketches
+
+
+def test_dynamic_products_by_quantized_weights() -> None:
+    """Scale and zero point are found at run time; the integers are exact."""
+    rng = np.random.default_rng(fresh_seed())
+    model = onnx.parser.parse_model(DYNAMIC.replace("K", "67"))
+    w = rng.integers(-128, 128, (67, 9)).astype(np.int8)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    feeds = {
+        "x": rng.standard_normal((3, 67)).astype(np.float32),
+        "u": rng.integers(0, 256, (3, 67)).astype(np.uint8),
+        "v": rng.integers(0, 256, (67, 5)).astype(np.uint8),
+    }
+    outputs, sketches = compared(model, feeds)
+    for name in ("i", "j"):
+        np.testing.assert_array_equal(*outputs[name])
+    rows = {kind.name for kind in kinds(detect(), "int8")}
+    assert rows <= sketches

@@ -65,6 +65,14 @@ def every_stage() -> list[Stage]:
             ("matmul", "x w", "c", T((29, 72)), {}),
             ("cast", "c", "y", T((29, 72), "bfloat16"), {}),
         ),
+        chain(
+            {"x": T((29, 23), "uint8"), "w": T((23, 72), "int8"), "w2": T((72,), "int32")},
+            ("matmul", "x w", "c", T((29, 72), "int32"), {}),
+            ("add", "c w2", "d", T((29, 72), "int32"), {}),
+            ("cast", "d", "f", T((29, 72)), {}),
+            ("round", "f", "r", T((29, 72)), {}),
+            ("cast", "r", "y", T((29, 72), "uint8"), {}),
+        ),
         single("matmul", x, T((40, 1)), out=T((6, 1))),
         single(
             "conv2d",
@@ -204,6 +212,21 @@ def test_pairs_are_multiplied_where_the_machine_can(name: str) -> None:
         kernels = builds(sketches(stage, machine)[0], "kernel")
         found = any(instruction in line for line in instructions(object_code(kernels, machine)))
         assert found == ("avx512bf16" in machine.features), instruction
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_bytes_are_multiplied_where_the_machine_can(name: str) -> None:
+    """Kernels have VPDPBUSD in the machine's whole vectors if their target asks for it at open, and
+    no others do.
+    """
+    machine = MACHINES[name]
+    types = {"x": T((64, 64), "uint8"), "w": T((64, 64), "int8")}
+    stage = chain(types, ("matmul", "x w", "y", T((64, 64), "int32"), {}))
+    lines = instructions(object_code(builds(sketches(stage, machine)[0], "kernel"), machine))
+    used = [line for line in lines if "vpdpbusd" in line]
+    assert bool(used) == bool({"avx512vnni", "avxvnni"} & {*machine.features})
+    register = "%zmm" if machine.lanes == 16 else "%ymm"
+    assert all(register in line for line in used)
 
 
 @pytest.mark.parametrize("name", MACHINES)

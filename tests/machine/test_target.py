@@ -44,6 +44,7 @@ LINUX = {
     "lzcnt": "abm",
     "avx512vnni": "avx512_vnni",
     "avx512bf16": "avx512_bf16",
+    "avxvnni": "avx_vnni",
 }
 
 
@@ -67,7 +68,9 @@ CPUS = {
     "znver5": ("AuthenticAMD", "26", "avx512"),
     "znver3": ("AuthenticAMD", "25", ""),
     "x86-64-v3": ("GenuineIntel", "6", ""),
+    "alderlake": ("GenuineIntel", "6", "avx_vnni"),
     "skylake-avx512": ("GenuineIntel", "6", "avx512"),
+    "cascadelake": ("GenuineIntel", "6", "avx512 avx512_vnni"),
     "icelake-server": ("GenuineIntel", "6", "avx512 avx512_vnni gfni"),
     "sapphirerapids": ("GenuineIntel", "6", "avx512 avx512_vnni gfni amx_tile"),
 }
@@ -109,8 +112,9 @@ def test_a_cpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("cascadelake", "take --target skylake-avx512"),
-        ("CascadeLake", "take --target skylake-avx512"),
+        ("cooperlake", "take --target cascadelake"),
+        ("CannonLake", "take --target skylake-avx512"),
+        ("raptorlake", "take --target alderlake"),
         ("znver2", "take --target x86-64-v3"),
         ("graniterapids-d", "take --target graniterapids"),
         ("skylake", "take --target haswell"),

@@ -24,6 +24,26 @@ def linear(m: int = 50, k: int = 72, n: int = 96) -> Stage:
     ).canonical
 
 
+def integers(m: int = 50, k: int = 72, n: int = 96) -> Stage:
+    """Quantized x by quantized weights: the sums, the zero point's part, and the scale."""
+    c, y = TensorType((m, n), "int32"), TensorType((m, n))
+    inputs = (
+        StageInput("x", TensorType((m, k), "uint8")),
+        StageInput("w", TensorType((k, n), "int8"), True),
+        StageInput("z", TensorType((n,), "int32"), True),
+        StageInput("s", TensorType((n,)), True),
+    )
+    return Stage(
+        inputs,
+        (
+            Operator("matmul", ("x", "w"), "p", c),
+            Operator("add", ("p", "z"), "a", c),
+            Operator("cast", ("a",), "f", y),
+            Operator("multiply", ("f", "s"), "y", y),
+        ),
+    ).canonical
+
+
 def small_model() -> Any:
     """Two matmuls and a softmax."""
     onnx = pytest.importorskip("onnx")

@@ -13,11 +13,11 @@ from gtco.codegen.build import Job, Kernel, build
 from gtco.machine.target import Target, detect
 from gtco.search.analytic import AnalyticPolicy
 from gtco.tensor.space import Config
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from gtco.tuning import measure, timing
 from gtco.tuning.timing import agree
 from gtco.tuning.trial import Trial, artifact, batches
-from tests.tuning.small import linear
+from tests.tuning.small import integers, linear
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,10 @@ def test_results_agree_up_to_the_order_of_sums() -> None:
     unfinished[0, 0] = np.nan
     assert not agree(x, unfinished)
     assert not agree(np.arange(5), np.arange(5)[::-1])
+    steps = np.array([0, 255, 7], np.uint8)
+    near = np.array([1, 254, 7], np.uint8)
+    assert agree(steps, near, steps=1) and not agree(steps, near)
+    assert not agree(steps, np.array([255, 255, 7], np.uint8), steps=1)
 
 
 def trial(machine: Target, symbols: str, *stages: Stage) -> list[Trial]:
@@ -102,6 +106,49 @@ def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_
     library = write_artifact(artifact([posed], machine, 1), tmp_path / "trials.so")
     said = measure.run(library, 0.05)
     assert isinstance(said, dict) and said["wrong"] == [2]
+
+
+def test_a_wrong_product_of_integers_is_named(machine: Target, tmp_path: Path) -> None:
+    """Two kernels that are right for zeros alone: one subtracts what the zero point adds, the other
+    multiplies by 7 bits.
+    """
+    from gtco.runtime.artifact import write_artifact
+
+    (good,) = trial(machine, "integer", integers())
+    stage = good.stage
+    product, added, *rest = stage.operators
+    sums = Operator("subtract", added.inputs, added.output, added.type)
+    first = stage.inputs[0]
+    kept = Operator("clip", (first.name,), "kept", first.type, make_attrs(min=0.0, max=127.0))
+    shifted = replace(product, inputs=("kept", product.inputs[1]))
+    others = [
+        replace(stage, operators=(product, sums, *rest)),
+        replace(stage, operators=(kept, shifted, added, *rest)),
+    ]
+    policy = AnalyticPolicy(machine)
+    wrong = []
+    for number, other in enumerate(others):
+        pick = policy.choose(other)
+        assert pick is not None
+        wrong.append(kernel(other, pick.config, machine, f"wrong_integer_{number}"))
+    posed = replace(
+        good, picks=(*good.picks, *good.picks[1:]), kernels=(*good.kernels, *wrong)
+    )
+    library = write_artifact(artifact([posed], machine, 1), tmp_path / "trials.so")
+    said = measure.run(library, 0.05)
+    assert isinstance(said, dict) and said["wrong"] == [3, 4]
+
+
+def test_indices_are_of_any_table() -> None:
+    """The integers of a stage that gathers stay 0."""
+    table, index = TensorType((3, 8)), TensorType((5,), "int64")
+    types = {"t": table, "i": index}
+    gather = Operator("gather", ("t", "i"), "y", TensorType((5, 8)), make_attrs(axis=0))
+    gathering = make_stage([gather], types, [])
+    assert not Trial(gathering, (), ()).numbers and Trial(integers(), (), ()).numbers
+    random = np.random.default_rng(0)
+    assert not timing.values(random, index).any()
+    assert set(timing.values(random, TensorType((9999,), "int8"), True)) == {*range(-128, 128)}
 
 
 def test_batches_keep_the_order_and_the_limit(machine: Target) -> None:

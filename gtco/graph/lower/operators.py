@@ -20,7 +20,7 @@ from gtco.graph.lower.einsum import einsum
 from gtco.graph.lower.indexing import INDEXING_RULES
 from gtco.graph.lower.layers import LAYER_RULES
 from gtco.graph.lower.movement import MOVEMENT_RULES
-from gtco.graph.lower.quantization import QUANTIZATION_RULES, integer_product
+from gtco.graph.lower.quantization import QUANTIZATION_RULES
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 
 __all__ = ["RULES", "Lowering", "NoRule", "Rule"]
@@ -91,8 +91,7 @@ def _matmul(lowering: Lowering, call: relax.Call) -> str:
         a = lowering.reshape(a, (1, *shape_a))
     if len(shape_b) == 1:
         b = lowering.reshape(b, (*shape_b, 1))
-    product = integer_product(lowering, a, b) or lowering.emit("matmul", (a, b))
-    return lowering.reshape(product, _type(call).shape)
+    return lowering.reshape(lowering.emit("matmul", (a, b)), _type(call).shape)
 
 
 # -- data movement ---------------------------------------------------------------------------------

@@ -1,9 +1,5 @@
-"""Rules for quantizing, dequantizing and products of small integers: they become arithmetic of
-floats.
-
-A product of int8 and uint8 values is computed in float32, which holds every integer up to 2^24. It
-is exact in any order as long as the sum of its terms stays below that, so a larger k is cut into
-parts.
+"""Rules for quantizing and dequantizing: they become arithmetic of floats, from which
+:mod:`gtco.graph.rewrites.integer_products` makes products of integers.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ from gtco.graph.lower.context import Lowering, Rule, integer
 from gtco.graph.lower.context import result_type as _type
 from gtco.tensor.stage import TensorType
 
-EXACT = 2**24  # float32 holds all integers up to it
 NARROW = ("int8", "uint8", "int16", "uint16")
 
 
@@ -69,67 +64,6 @@ def _cast(lowering: Lowering, tensor: str, dtype: str) -> str:
     if value is not None:
         return lowering.constant(value, dtype)
     return lowering.emit("cast", (tensor,), TensorType(known.shape, dtype))
-
-
-def integer_product(lowering: Lowering, a: str, b: str) -> str | None:
-    """``a @ b`` of int32 tensors with small values: products in float32, each of a part of k so
-    short that it is exact, added as int32. None if the values are not known to be small.
-    """
-    most = _magnitude(lowering, a) * _magnitude(lowering, b)
-    k = int(lowering.type(a).shape[-1])
-    if not 0 < most <= EXACT or lowering.type(a).dtype != "int32" or not k:
-        return None
-    x, y = (_cast(lowering, t, "float32") for t in (a, b))
-    total: str | None = None
-    step = -(-k // -(-k // (EXACT // most)))  # parts of one size
-    for begin in range(0, k, step):
-        count = min(step, k - begin)
-        parts = [_part(lowering, t, axis, begin, count) for t, axis in ((x, -1), (y, -2))]
-        product = lowering.emit("matmul", tuple(parts))
-        share = _cast(lowering, product, "int32")
-        total = share if total is None else lowering.emit("add", (total, share))
-    return total
-
-
-def _part(lowering: Lowering, tensor: str, axis: int, begin: int, count: int) -> str:
-    known = lowering.type(tensor)
-    shape = [int(d) for d in known.shape]
-    if shape[axis] == count:
-        return tensor
-    value = lowering.array(tensor)
-    where = [slice(None)] * len(shape)
-    where[axis] = slice(begin, begin + count)
-    if value is not None:
-        return lowering.constant(value[tuple(where)], known.dtype)
-    first = [0] * len(shape)
-    first[axis], shape[axis] = begin, count
-    kept = TensorType(tuple(shape), known.dtype)
-    return lowering.emit("slice", (tensor,), kept, begin=first, strides=[1] * len(shape))
-
-
-def _magnitude(lowering: Lowering, tensor: str) -> int:
-    """The largest magnitude that an integer tensor may have, found through casts, differences and
-    movement; more than ``EXACT`` if no bound is known.
-    """
-    low, high = _range(lowering, tensor)
-    return max(abs(low), abs(high))
-
-
-def _range(lowering: Lowering, tensor: str) -> tuple[int, int]:
-    value, dtype = lowering.array(tensor), lowering.type(tensor).dtype
-    if value is not None and value.size and value.dtype.kind in "iu":
-        return int(value.min()), int(value.max())
-    if dtype in NARROW:
-        return int(numpy.iinfo(dtype).min), int(numpy.iinfo(dtype).max)
-    op = lowering.graph.producer(tensor)
-    if op is not None and op.kind in ("cast", "reshape", "permute", "broadcast", "slice"):
-        source = op.inputs[0]
-        if lowering.type(source).dtype in (*NARROW, dtype):
-            return _range(lowering, source)
-    if op is not None and op.kind == "subtract":
-        (a, b), (c, d) = (_range(lowering, x) for x in op.inputs)
-        return a - d, b - c
-    return -(2**31), 2**31
 
 
 QUANTIZATION_RULES: dict[str, Rule] = {"quantize": _quantize, "dequantize": _dequantize}

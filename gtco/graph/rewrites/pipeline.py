@@ -12,6 +12,7 @@ from gtco.graph.rewrites.attention import attention
 from gtco.graph.rewrites.common_subexpressions import common_subexpressions
 from gtco.graph.rewrites.compose_products import compose_products
 from gtco.graph.rewrites.conv_scale import conv_scale
+from gtco.graph.rewrites.exact_products import exact_products
 from gtco.graph.rewrites.exponential_activations import exponential_activations
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.rewrites.layer_norm import layer_norm
@@ -30,6 +31,8 @@ from gtco.support.errors import InternalError, guarded
 Rewrite = Callable[[Graph], Graph]
 
 PIPELINE: tuple[Rewrite, ...] = (
+    # Before movement and constants hide the values that integers come from.
+    exact_products,
     # Remove the rests of the export: shape arithmetic, identities, repeated subexpressions.
     fold_constants,
     simplify_movement,

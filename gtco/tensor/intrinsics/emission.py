@@ -14,9 +14,30 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.vector_math import from_bits
 from gtco.tensor.intrinsics.table import MicroKernel
 
-# TVM's LLVM code generator takes no bfloat16 vectors, so pairs are passed as int32.
-DOT = "gtco_dpbf16ps"
+# TVM's LLVM code generator takes no bfloat16 vectors, so pairs are passed as int32. Groups of four
+# bytes are too, because those of A are broadcast as one number.
+DOT, DOT_BYTES = "gtco_dpbf16ps", "gtco_dpbusd"
+
+
+def _dot_bytes(lanes: int) -> str:
+    """The function of VPDPBUSD for vectors of so many int32. LLVM gives a 256-bit one the encoding
+    that the target has.
+    """
+    words, quads, bits = f"<{lanes} x i32>", f"<{4 * lanes} x i8>", 32 * lanes
+    return f"""\
+declare {words} @llvm.x86.avx512.vpdpbusd.{bits}({words}, {quads}, {quads})
+define internal {words} @{DOT_BYTES}({words} %c, {words} %a, {words} %b) alwaysinline {{
+  %x = bitcast {words} %a to {quads}
+  %y = bitcast {words} %b to {quads}
+  %sum = call {words} @llvm.x86.avx512.vpdpbusd.{bits}({words} %c, {quads} %x, {quads} %y)
+  ret {words} %sum
+}}
+"""
+
+
 SOURCES = {
+    "vnni": _dot_bytes(16),
+    "vnni256": _dot_bytes(8),
     "bf16": f"""\
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
 define internal <16 x float> @{DOT}(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) alwaysinline {{
@@ -26,7 +47,7 @@ define internal <16 x float> @{DOT}(<16 x float> %c, <16 x i32> %a, <16 x i32> %
                                                             <32 x bfloat> %y)
   ret <16 x float> %sum
 }}
-"""
+""",
 }
 
 
@@ -37,8 +58,8 @@ class Operand:
 
     Element k of row i of A lies at ``offset + i * stride + along(k)``; ``along`` is k itself if it
     is not given (a convolution's window is several runs). B of iteration n lies at ``offset + n *
-    stride``, with its vectors ``vector`` apart, or side by side. Pairs lie in a buffer of their
-    elements, or (only B's) in one of int32.
+    stride``, with its vectors ``vector`` apart, or side by side. Neighbours of k that are read as
+    one lie in a buffer of their elements, or (only pairs of B) in one of int32.
     """
 
     buffer: Any
@@ -84,7 +105,8 @@ def fma_tile(
       constants of another loop in registers.
     """
     lanes, width = tile.lanes, tile.kind.step
-    acc = em.registers(tile.rows * tile.columns)
+    acc = em.registers(tile.rows * tile.columns, tile.kind.accumulator)
+    zero = tirx.const(0, tile.kind.accumulator)
     cells = [
         (i, j * lanes, (i * tile.vectors + j) * lanes)
         for i in range(tile.rows)
@@ -93,7 +115,7 @@ def fma_tile(
 
     def clear() -> None:
         for _, _, at in cells:
-            em.store_vector(acc, [at], em.splat(0.0))
+            em.store_vector(acc, [at], em.splat(zero))
 
     def resume() -> None:
         assert load is not None
@@ -158,9 +180,10 @@ class _Step:
         """An element of A."""
         return self.a.buffer[self.place(i, k)]
 
-    def pair(self, i: int) -> Expr:
-        """Elements k and k + 1 of A, 16 bits each, as an int32."""
-        return tirx.reinterpret("int32", self.a.buffer[tirx.Ramp(self.place(i, self.k), 1, 2)])
+    def word(self, i: int) -> Expr:
+        """The neighbours of A from element k on that the row reads as one, as an int32."""
+        many = self.tile.kind.a.step
+        return tirx.reinterpret("int32", self.a.buffer[tirx.Ramp(self.place(i, self.k), 1, many)])
 
     def place(self, i: int, k: Expr) -> Expr:
         return self.em.index(self.a.offset + i * self.a.stride + self.a.along(k))
@@ -174,11 +197,12 @@ class _Step:
         at = self.b.offset + self.number * self.b.stride + j * apart
         return self.b.buffer[self.em.ramp(at, lanes)]
 
-    def pairs(self, j: int) -> Expr:
-        """Vector j of B's elements of steps k and k + 1, 16 bits each, as int32."""
+    def words(self, j: int) -> Expr:
+        """Vector j of this step of B, with the neighbours of k that are read as one as an int32."""
         if str(self.b.buffer.dtype) == "int32":
             return self.vector(j)
-        return tirx.reinterpret(f"int32x{self.tile.lanes}", self.vector(j, 2))
+        many = self.tile.kind.b.step
+        return tirx.reinterpret(f"int32x{self.tile.lanes}", self.vector(j, many))
 
     def accumulate(
         self,
@@ -205,12 +229,17 @@ def _fma(s: _Step) -> None:
     s.accumulate(vectors, lambda i: s.element(i, s.k), _product)
 
 
-def _bf16(s: _Step) -> None:
-    vectors = [s.em.let(s.pairs(j), "b") for j in range(s.tile.vectors)]
-    dtype = f"float32x{s.tile.lanes}"
-    s.accumulate(
-        vectors, s.pair, lambda total, a, b: tirx.call_pure_extern(dtype, DOT, total, a, b)
-    )
+def _dot(function: str) -> Callable[[_Step], None]:
+    """A step of rows whose instruction adds the products of all neighbours of a lane."""
+
+    def step(s: _Step) -> None:
+        vectors = [s.em.let(s.words(j), "b") for j in range(s.tile.vectors)]
+        dtype = f"{s.tile.kind.accumulator}x{s.tile.lanes}"
+        s.accumulate(
+            vectors, s.word, lambda total, a, b: tirx.call_pure_extern(dtype, function, total, a, b)
+        )
+
+    return step
 
 
 def _widened(s: _Step) -> None:
@@ -218,7 +247,7 @@ def _widened(s: _Step) -> None:
     shifted up it is a float32. The pair without its lower half is the second.
     """
     em, lanes = s.em, s.tile.lanes
-    pairs = [em.let(s.pairs(j), "pairs") for j in range(s.tile.vectors)]
+    pairs = [em.let(s.words(j), "pairs") for j in range(s.tile.vectors)]
     sixteen, upper = em.splat(tirx.const(16, "int32")), em.splat(tirx.const(-65536, "int32"))
     assert lanes == em.lanes
     halves = (
@@ -238,7 +267,9 @@ def _half(s: _Step) -> None:
 
 _STEPS: dict[str, Callable[[_Step], None]] = {
     "fma": _fma,
-    "bf16": _bf16,
+    "bf16": _dot(DOT),
     "widened": _widened,
     "half": _half,
+    "vnni": _dot(DOT_BYTES),
+    "vnni256": _dot(DOT_BYTES),
 }

@@ -44,7 +44,7 @@ class Kind:
     """The properties that the rows around one instruction share.
 
     - ``operand``: the dtype of B in the graph, and of A too, except for a float32 A beside float16
-      weights;
+      weights, and a uint8 A beside int8 weights;
     - ``a``, ``b``: the layouts in which the row reads them;
     - ``step``: the steps of k of an iteration;
     - ``products``: the multiply-adds of one lane of one instruction (of one of its rows);
@@ -53,7 +53,8 @@ class Kind:
     - ``spare``: the registers beside sums and a step of B;
     - ``converts``: the vector instructions that convert a vector of B before it is multiplied, for
       each step of k;
-    - ``features``, ``lanes``: the instruction sets and vector widths that a target must have.
+    - ``features``, ``lanes``: the instruction sets and vector widths that a target must have;
+    - ``accumulator``: the dtype of the sums.
     """
 
     name: str
@@ -131,6 +132,23 @@ KINDS: Mapping[str, Kind] = {
             converts=2,
             features=("f16c",),
         ),
+        # VPDPBUSD: each lane adds the products of four uint8 of A and four int8 of B, exactly, in
+        # vectors of 512 bits and of 256
+        *(
+            Kind(
+                name,
+                "int8",
+                Layout("uint8", 4),
+                Layout("int8", 4),
+                step=4,
+                products=4,
+                latency=5,
+                features=(feature,),
+                lanes=(lanes,),
+                accumulator="int32",
+            )
+            for name, feature, lanes in (("vnni", "avx512vnni", 16), ("vnni256", "avxvnni", 8))
+        ),
     )
 }
 
@@ -203,6 +221,13 @@ class MicroKernel:
     def steps(self, depth: float) -> float:
         """The steps of k for which a tile unit multiplies; for vectors, ``depth`` itself."""
         return ceil(depth / self.kind.step) * self.kind.step if self.kind.in_tiles else depth
+
+
+def operand_of(a: str, b: str) -> str:
+    """The :attr:`Kind.operand` of the rows that multiply A of dtype ``a`` by B of dtype ``b``: that
+    of A, but int8 for all integers of 8 bits.
+    """
+    return "int8" if {a, b} <= {"int8", "uint8"} else a
 
 
 def kinds(target: Target, operand: str) -> tuple[Kind, ...]:

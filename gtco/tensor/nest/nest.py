@@ -154,7 +154,7 @@ class Nest:
         if self.b.how == "widened":
             yield Piece("panel", (self.kc, columns), kind.b.dtype)
         tiles = self.held * shape.task_panels if self.kblocks > 1 else 1
-        yield Piece("tiles", (tiles, self.row.rows, columns))
+        yield Piece("tiles", (tiles, self.row.rows, columns), kind.accumulator)
 
 
 def packed_steps(kc: int, kind: Kind) -> tuple[int, str]:

@@ -59,7 +59,7 @@ def match(stage: Stage, target: Target) -> Attention | None:
     products, sums = {t.dtype for t in types[:3]}, {t.dtype for t in types[3:-1]}
     if products not in ({"float32"}, {"bfloat16"}) or sums != {"float32"}:
         return None
-    if types[-1].dtype not in ("float32", "bfloat16"):
+    if types[-1].dtype not in ("float32", "bfloat16", "uint8", "int8"):
         return None
     if not prologue_readable(stage, op.inputs):
         return None

@@ -33,12 +33,13 @@ class ConvolutionLoops:
         self.shape: TaskShape = sketch.shape(config)
         self.rows, self.kc = config["rows"], config["kc"]
         self.kblocks = self.view.k // self.kc
-        self.halo = sketch.halo(self.rows, self.tile.kind)
+        kind, tile = self.tile.kind, self.tile
+        self.halo = sketch.halo(self.rows, kind)
         tiles = self.rows * self.shape.blocks if self.kblocks > 1 else 1
         self.scratch = Scratch(
             (
-                Piece("image", (self.halo.elements,), self.tile.kind.a.dtype),
-                Piece("tiles", (tiles, self.tile.rows, self.tile.columns)),
+                Piece("image", (self.halo.elements,), kind.a.dtype),
+                Piece("tiles", (tiles, tile.rows, tile.columns), kind.accumulator),
             )
         )
 

@@ -31,7 +31,6 @@ from gtco.tensor.analysis.chains import (
     ancestors,
     anchor,
     epilogue,
-    float32,
     prologue_readable,
 )
 from gtco.tensor.analysis.contraction import (
@@ -65,7 +64,11 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Extra, Workload
 
-OPERANDS = ("float32", "bfloat16", "float16")  # dtypes of B
+SUMS = {  # the product's dtype in the graph, by the dtype of B
+    **dict.fromkeys(("float32", "bfloat16", "float16"), "float32"),
+    "int8": "int32",
+}
+STORED = ("float32", "bfloat16", "float16", "uint8", "int8", "int32")  # dtypes of the output
 WIDENING = 3.0  # vector instructions that copy a vector of float16 to scratch
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
@@ -75,7 +78,7 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     None.
     """
     op = anchor(stage, *CONTRACTIONS)
-    if op is None or not float32(stage, (op.output,)) or operand_dtype(stage, op) not in OPERANDS:
+    if op is None or op.type.dtype != SUMS.get(operand_dtype(stage, op)):
         return None
     view = contraction(stage, op)
     if view is None:
@@ -87,7 +90,7 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     if not prologue_readable(stage, op.inputs, known):
         return None
     tail = epilogue(stage, op.output)
-    if tail is None or stage.output.type.dtype not in OPERANDS:
+    if tail is None or stage.output.type.dtype not in STORED:
         return None
     if isinstance(view, TransposedView):
         if op.inputs[1] not in stage.constants:

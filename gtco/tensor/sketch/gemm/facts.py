@@ -29,12 +29,13 @@ from gtco.tensor.stage import Operator, Stage
 
 
 def operand_dtype(stage: Stage, op: Operator) -> str:
-    """The dtype of both operands, or float16 if the weights are float16 beside a float32 A. Empty
-    if they differ in another way.
+    """The dtype of both operands, or that of constant weights beside another A: float16 beside
+    float32, int8 beside uint8. Empty if they are a pair that no row multiplies.
     """
     a, b = (stage.types[x].dtype for x in op.inputs[:2])
-    weights = a == "float32" and b == "float16" and op.inputs[1] in stage.constants
-    return b if a == b or weights else ""
+    if (a, b) in (("float32", "float16"), ("uint8", "int8")):
+        return b if op.inputs[1] in stage.constants else ""
+    return b if a == b != "int8" else ""
 
 
 @dataclass(frozen=True)

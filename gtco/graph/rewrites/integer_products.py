@@ -1,0 +1,292 @@
+"""Products of quantized tensors by quantized constants become products of integers.
+
+before: x = cast(cast(q) {int32} - z) {float32} * s; y = matmul(x, w * t)
+after:  p = matmul(q {uint8}, w {int8}) {int32}; y = cast(p - z * c) * (s * t), c = sums of w over k
+
+before: y = matmul(cast(q) {int32} - z, w {int32}) {int32}
+after:  p = matmul(q {uint8}, w {int8}) {int32}; y = p - z * c
+
+q has one scale and one zero point, which may be computed. w has constant ones, of the tensor or of
+each column. An int8 q is shifted: q + 128 beside z + 128, so that kernels multiply only uint8 by
+int8. w is what remains after its zero point is subtracted. If int8 does not hold that, the product
+stays. Convolutions are rewritten in the same way. A padded one is padded with the zero point.
+
+The sums are exact in int32, where the product before rounds each of its terms to float32. So this
+must run before ``fold_constants`` multiplies the weights by their scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy
+
+from gtco.graph.graph import Graph
+from gtco.graph.rewrites.apply import apply_rule
+from gtco.machine.target import Machine, Target
+from gtco.tensor.analysis.window import narrow_groups
+from gtco.tensor.intrinsics.table import kinds
+from gtco.tensor.reference import evaluate
+from gtco.tensor.stage import Operator, TensorType
+
+_BYTES = ("int8", "uint8")
+_MOVES = ("identity", "reshape", "permute", "slice")
+_SHIFT = 128  # from int8 to uint8
+# The largest magnitudes of q and of the shifted z, times that of w: a sum over k must be an int32.
+_LARGEST = (255 + 255 + _SHIFT) * 128
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """A tensor as (q - zero) * scale, with q in 8 bits, moved by ``moves`` (the last first). The
+    names of a scalar zero point and a scalar scale; None for 0 and for 1.
+    """
+
+    q: str
+    zero: str | None = None
+    scale: str | None = None
+    moves: tuple[Operator, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Constant weights as whole numbers, and their scale of the same shape, None for 1."""
+
+    steps: numpy.ndarray
+    scale: numpy.ndarray | None = None
+
+
+def integer_products(graph: Graph, machine: Machine) -> Graph:
+    """Rewrites the products, if the machine has micro-kernels for them."""
+    if not isinstance(machine, Target) or not kinds(machine, "int8"):
+        return graph
+    return apply_rule(graph, ("matmul", "conv2d"), _rule)
+
+
+def _rule(graph: Graph, op: Operator) -> str | None:
+    if op.type.dtype not in ("float32", "int32"):
+        return None
+    if narrow_groups(op, graph.types[op.inputs[1]].shape):
+        return None
+    a = _quantized(graph, op.inputs[0])
+    b = _weights(graph, op.inputs[1]) if a is not None else None
+    if a is None or b is None:
+        return None
+    w = _as_int8(b.steps)
+    inner = tuple(range(1, w.ndim)) if op.kind == "conv2d" else (w.ndim - 2,)  # axes of k
+    if w.size == 0 or w.size // _outer(w, inner) * _LARGEST >= 2**31:
+        return None
+    scale = None if b.scale is None else _by_column(b.scale, inner)
+    if b.scale is not None and scale is None:
+        return None
+    return _integer(graph, op, a, w, inner, scale)
+
+
+def _outer(w: numpy.ndarray, inner: tuple[int, ...]) -> int:
+    """The number of columns."""
+    return int(numpy.prod([d for axis, d in enumerate(w.shape) if axis not in inner], dtype=int))
+
+
+def _integer(
+    graph: Graph,
+    op: Operator,
+    a: _Quantized,
+    w: numpy.ndarray,
+    inner: tuple[int, ...],
+    scale: numpy.ndarray | None,
+) -> str | None:
+    """The product of integers that replaces ``op``; None if it would be padded with a zero point
+    that is not constant.
+    """
+    attrs = dict(op.attrs)
+    padded = op.kind == "conv2d" and any(op["padding"])
+    value = 0 if a.zero is None else _scalar_value(graph, a.zero)
+    if padded and value is None:
+        return None
+    q, zero, value = _moved(graph, a), a.zero, value
+    if graph.types[q].dtype == "int8":
+        q = _shifted(graph, q)
+        value = None if value is None else value + _SHIFT
+        zero = None if value is not None else _sum(graph, a.zero, _SHIFT)
+    if padded:
+        assert value is not None
+        q = _padded(graph, op, q, value)
+        attrs["padding"] = (0, 0, 0, 0)
+    product = graph.add(
+        op.kind,
+        (q, graph.add_constant(w, op.inputs[1])),
+        TensorType(op.type.shape, "int32"),
+        name=op.name,
+        **attrs,
+    )
+    columns = w.sum(axis=inner, dtype=numpy.int32, keepdims=op.kind == "matmul")
+    if value is not None:
+        if value:
+            correction = graph.add_constant(_placed(op, columns * numpy.int32(-value)), "zero_sums")
+            product = graph.add("add", (product, correction), name=op.name)
+    else:
+        assert zero is not None
+        sums = graph.add_constant(_placed(op, columns), "sums")
+        sums = graph.add("multiply", (sums, zero), name=op.name)
+        product = graph.add("subtract", (product, sums), name=op.name)
+    if op.type.dtype == "int32":
+        return product
+    y = graph.add("cast", (product,), op.type, name=op.name)
+    factors = [] if a.scale is None else [a.scale]
+    if scale is not None:
+        factors.append(graph.add_constant(_placed(op, scale), "scale"))
+    if len(factors) == 2:
+        factors = [graph.add("multiply", (factors[1], factors[0]), name=op.name)]
+    for factor in factors:
+        y = graph.add("multiply", (y, factor), op.type, name=op.name)
+    return y
+
+
+# activations --------------------------------------------------------------------------------------
+def _quantized(graph: Graph, tensor: str) -> _Quantized | None:
+    """The tensor as a quantized one. The operators in question are those of
+    :mod:`gtco.graph.lower.quantization`, with movement anywhere between them.
+    """
+    op = graph.producer(tensor)
+    if op is None:
+        return None
+    if op.kind in _MOVES:
+        inner = _quantized(graph, op.inputs[0])
+        return None if inner is None else replace(inner, moves=(op, *inner.moves))
+    if op.kind == "cast" and op.type.dtype in ("int32", "float32"):
+        if graph.types[op.inputs[0]].dtype in _BYTES:
+            return None if graph.is_constant(op.inputs[0]) else _Quantized(op.inputs[0])
+        return _quantized(graph, op.inputs[0]) if _whole(graph, op.inputs[0]) else None
+    if op.kind == "subtract" and op.type.dtype == "int32" and _single(graph, op.inputs[1]):
+        inner = _quantized(graph, op.inputs[0])
+        if inner is not None and inner.zero is None and _small(graph, op.inputs[1]):
+            return replace(inner, zero=op.inputs[1])
+    if op.kind == "multiply" and op.type.dtype == "float32":
+        for x, scale in (op.inputs, op.inputs[::-1]):
+            if _single(graph, scale) and graph.types[x].shape == op.type.shape:
+                inner = _quantized(graph, x)
+                if inner is not None and inner.scale is None:
+                    return replace(inner, scale=scale)
+    return None
+
+
+def _whole(graph: Graph, tensor: str) -> bool:
+    return graph.types[tensor].dtype == "int32"
+
+
+def _single(graph: Graph, tensor: str) -> bool:
+    """True for a tensor of one element that broadcasts without adding axes."""
+    shape = graph.types[tensor].shape
+    return all(d == 1 for d in shape) and len(shape) <= 1
+
+
+def _small(graph: Graph, zero: str) -> bool:
+    """True if a zero point is one of 8 bits."""
+    value = _scalar_value(graph, zero)
+    if value is not None:
+        return -128 <= value <= 255
+    op = graph.producer(zero)
+    while op is not None and op.kind in _MOVES:
+        op = graph.producer(op.inputs[0])
+    return op is not None and op.kind == "cast" and graph.types[op.inputs[0]].dtype in _BYTES
+
+
+def _scalar_value(graph: Graph, tensor: str) -> int | None:
+    value = _value(graph, tensor)
+    return None if value is None else int(value.reshape(()))
+
+
+def _moved(graph: Graph, a: _Quantized) -> str:
+    """q in its place: the movement of the tensor, of its 8 bits."""
+    q = a.q
+    for op in reversed(a.moves):
+        made = TensorType(op.type.shape, graph.types[q].dtype)
+        q = graph.add(op.kind, (q,), made, name=op.name, **dict(op.attrs))
+    return q
+
+
+def _shifted(graph: Graph, q: str) -> str:
+    """q + 128 as uint8."""
+    shape, name = graph.types[q].shape, getattr(graph.producer(q), "name", "")
+    wide = graph.add("cast", (q,), TensorType(shape, "int32"), name=name)
+    return graph.add("cast", (_sum(graph, wide, _SHIFT),), TensorType(shape, "uint8"), name=name)
+
+
+def _sum(graph: Graph, tensor: str | None, more: int) -> str:
+    assert tensor is not None
+    return graph.add("add", (tensor, graph.add_constant(numpy.array(more, "int32"), "shift")))
+
+
+def _padded(graph: Graph, op: Operator, q: str, zero: int) -> str:
+    """q with the convolution's padding around its images."""
+    (top, left, bottom, right), shape = op["padding"], graph.types[q].shape
+    first = 2 if op["layout"] == "NCHW" else 1  # the axis of the rows
+    before, after = [0] * 4, [0] * 4
+    before[first : first + 2], after[first : first + 2] = (top, left), (bottom, right)
+    made = tuple(int(d) + b + a for d, b, a in zip(shape, before, after, strict=True))
+    kind = TensorType(made, "uint8")
+    return graph.add("pad", (q,), kind, name=op.name, before=before, after=after, value=zero)
+
+
+# weights ------------------------------------------------------------------------------------------
+def _weights(graph: Graph, tensor: str) -> _Weights | None:
+    """The constant tensor as whole numbers times a scale."""
+    op = graph.producer(tensor)
+    if op is not None and op.kind == "multiply" and op.type.dtype == "float32":
+        for x, factor in (op.inputs, op.inputs[::-1]):
+            steps, scale = _value(graph, x), _value(graph, factor)
+            if steps is None or scale is None:
+                return None
+            if steps.shape == op.type.shape and _fits(steps):
+                return _Weights(steps, numpy.broadcast_to(scale, steps.shape))
+        return None
+    if op is not None and op.kind in _MOVES:
+        inner = _weights(graph, op.inputs[0])
+        if inner is None:
+            return None
+        scale = None if inner.scale is None else evaluate(op, inner.scale)
+        return _Weights(evaluate(op, inner.steps), scale)
+    value = _value(graph, tensor)
+    return _Weights(value) if value is not None and _fits(value) else None
+
+
+def _value(graph: Graph, tensor: str) -> numpy.ndarray | None:
+    """The value of a constant, also if differences, casts and movement of constants make it."""
+    if graph.is_constant(tensor):
+        return graph.constants[tensor]
+    op = graph.producer(tensor)
+    if op is None or op.kind not in ("cast", "subtract", *_MOVES):
+        return None
+    values = [_value(graph, x) for x in op.inputs]
+    known = [v for v in values if v is not None]
+    return evaluate(op, *known) if len(known) == len(values) else None
+
+
+def _fits(steps: numpy.ndarray) -> bool:
+    """True for whole numbers that int8 holds."""
+    if not steps.size or steps.dtype.kind not in "fiu":
+        return False
+    if not -128 <= steps.min() <= steps.max() <= 127:  # False for a NaN
+        return False
+    return steps.dtype.kind in "iu" or bool((numpy.rint(steps) == steps).all())
+
+
+def _as_int8(steps: numpy.ndarray) -> numpy.ndarray:
+    return numpy.ascontiguousarray(steps.astype(numpy.int8))
+
+
+def _by_column(scale: numpy.ndarray, inner: tuple[int, ...]) -> numpy.ndarray | None:
+    """The scale without the axes of k; None if it changes along them. A matmul's axis stays, with
+    one element.
+    """
+    first = tuple(slice(0, 1) if axis in inner else slice(None) for axis in range(scale.ndim))
+    if not bool((scale == scale[first]).all()):
+        return None
+    return numpy.ascontiguousarray(scale[first])
+
+
+def _placed(op: Operator, columns: numpy.ndarray) -> numpy.ndarray:
+    """A value for each column, in the shape in which it broadcasts to the product."""
+    if op.kind == "conv2d":
+        return columns.reshape(-1, 1, 1) if op["layout"] == "NCHW" else columns.reshape(-1)
+    return columns.reshape(-1) if columns.ndim == 2 else columns
