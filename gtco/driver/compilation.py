@@ -230,8 +230,10 @@ class Compilation:
         from gtco.graph.layout import channels_last
         from gtco.graph.lower.walk import lower
         from gtco.graph.rewrites.integer_products import integer_products
-        from gtco.graph.rewrites.pipeline import PIPELINE, canonicalize
+        from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
+        from gtco.graph.rewrites.reciprocal_scales import reciprocal_scales
         from gtco.graph.rewrites.split_reductions import split_reductions
+        from gtco.graph.rewrites.steps_in_floats import steps_in_floats
 
         graph = lower(imported)
         check_sizes(graph)
@@ -240,7 +242,7 @@ class Compilation:
         def integers(graph: Graph) -> Graph:
             return integer_products(graph, machine)
 
-        rewrites = (integers, *PIPELINE)
+        rewrites: tuple[Rewrite, ...] = (integers, *PIPELINE)
         graph = canonicalize(graph, rewrites=rewrites, failed=self.worked_around)
         self.dump("3-canonical.txt", graph.dump())
         graph = canonicalize(channels_last(graph), failed=self.worked_around)
@@ -248,7 +250,10 @@ class Compilation:
         def split(graph: Graph) -> Graph:
             return split_reductions(graph, self.threads(machine))
 
-        graph = canonicalize(graph, rewrites=(split,), failed=self.worked_around)
+        rewrites = (split,)
+        if not isinstance(machine, GpuTarget):
+            rewrites = (steps_in_floats, reciprocal_scales, split)
+        graph = canonicalize(graph, rewrites=rewrites, failed=self.worked_around)
         graph.check()
         self.dump("4-layout.txt", graph.dump())
         return graph

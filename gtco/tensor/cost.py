@@ -44,7 +44,7 @@ _FREE = (
 ).split()
 _ONE = (
     "Add Sub Mul Max Min Select Cast EQ NE LT LE GT GE BitwiseAnd BitwiseOr BitwiseXor BitwiseNot "
-    "LShift RShift tirx.floor prim.ceil tirx.trunc tirx.fabs nearbyint"
+    "LShift RShift tirx.floor prim.ceil tirx.trunc tirx.fabs nearbyint fma"
 ).split()
 PRICES = {
     **dict.fromkeys(_FREE, 0.0),

@@ -330,6 +330,14 @@ def _binary_rows() -> list[ElementwiseOperator]:
     ]
 
 
+_MULTIPLY_PAIR = ElementwiseOperator(
+    "multiply_pair",
+    3,
+    "f",
+    _numpy(special_functions.multiply_pair),
+    _plain(lambda x, high, low: arithmetic.intrinsic("fma", x, high, x * low)),
+    text="x * (high + low): a factor of twice the precision, in two parts; rounded once",
+)
 _WHERE = ElementwiseOperator(
     "where",
     3,
@@ -343,7 +351,7 @@ _WHERE = ElementwiseOperator(
 )
 
 ELEMENTWISE_OPERATORS: dict[str, ElementwiseOperator] = {
-    row.name: row for row in (*_unary_rows(), *_binary_rows(), _WHERE)
+    row.name: row for row in (*_unary_rows(), *_binary_rows(), _MULTIPLY_PAIR, _WHERE)
 }
 UNARY = frozenset(row.name for row in ELEMENTWISE_OPERATORS.values() if row.inputs == 1)
 BROADCASTING = frozenset(ELEMENTWISE_OPERATORS) - UNARY  # with two operands or three

@@ -105,6 +105,11 @@ def divide(a: Array, b: Array) -> Array:
     return a / b
 
 
+def multiply_pair(x: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """x * (high + low), in float64 and rounded once to x's dtype."""
+    return (x.astype(np.float64) * (high.astype(np.float64) + low)).astype(x.dtype)
+
+
 def of_dtype(x: Array, value: float) -> Any:
     """A scalar in x's dtype, so that numpy does not widen float16."""
     return x.dtype.type(value)

@@ -76,7 +76,7 @@ FUNCTIONS = {
     for name in (
         "exp exp2 exp10 log log2 log10 log1p expm1 sin cos tan asin acos atan sinh cosh tanh asinh "
         "acosh atanh sqrt rsqrt erf floor ceil trunc pow fmod hypot atan2 fabs nearbyint copysign "
-        "round ldexp nextafter"
+        "round ldexp nextafter fma"
     ).split()
 } | {"rint": "nearbyint"}
 ROUNDING = frozenset({"floor", "ceil", "trunc", "nearbyint", "round", "fabs"})  # exact in float32
