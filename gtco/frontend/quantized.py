@@ -1,7 +1,8 @@
-"""Messages about quantized models: gtco has no kernels for int8.
+"""Messages about quantized models.
 
-QuantizeLinear and DequantizeLinear are compiled as element-wise operators around products in
-float32. The operators into which ONNX Runtime fuses them are not supported.
+Products by quantized weights are products of integers on CPUs with VNNI
+(:mod:`gtco.graph.rewrites.integer_products`). QuantizeLinear and DequantizeLinear are element-wise
+operators around them. The operators into which ONNX Runtime fuses them are not supported.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ def note(model: onnx.ModelProto) -> str:
         return ""
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return (
-        f"the model is quantized ({listed}), and gtco has no int8 kernels: the library gives the "
-        "quantized model's results, in about the time of the float32 model that it was made from"
+        f"the model is quantized ({listed}): products by quantized weights are computed in int8 if "
+        "the target has VNNI (AVX512-VNNI or AVX-VNNI), and everything else, attention included, in "
+        "float32"
     )
 
 
@@ -42,8 +44,7 @@ def advice(operators: Collection[str]) -> str:
     if not found:
         return ""
     return (
-        f"{', '.join(found)} {'are' if len(found) > 1 else 'is'} of a quantized model, and gtco "
-        "has no int8 kernels: compile the float32 model that it was made from (--precision bf16 is "
-        "faster where the CPU multiplies bfloat16), or quantize it in the QDQ format, which is "
-        "compiled, and about as fast as float32"
+        f"{', '.join(found)} {'are' if len(found) > 1 else 'is'} of a quantized model in a format "
+        "that gtco does not read: quantize the float32 model that it was made from in the QDQ "
+        "format (QuantizeLinear and DequantizeLinear around its operators), or compile that model"
     )
