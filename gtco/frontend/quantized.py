@@ -33,8 +33,8 @@ def note(model: onnx.ModelProto) -> str:
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return (
         f"the model is quantized ({listed}): products by quantized weights are computed in int8 if "
-        "the target has VNNI (AVX512-VNNI or AVX-VNNI), and everything else, attention included, in "
-        "float32"
+        "the target has VNNI (AVX512-VNNI or AVX-VNNI); everything else, attention included, is "
+        "computed in float32"
     )
 
 
