@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from gtco.codegen.processes import environment
-from gtco.machine.target import Target, detect, target
+from gtco.machine.target import TARGETS, Target, detect, target
 from gtco.search.calibration import level0, measure, profile
 from gtco.search.calibration.level0 import TimedKernel
 from gtco.search.calibration.measure import NotMeasured
 from gtco.search.calibration.rates import WORK
 from gtco.search.calibration.timing import operands
-from gtco.tensor.intrinsics.table import every_micro_kernel
+from gtco.tensor.intrinsics.table import every_micro_kernel, timed_micro_kernels
 
 MACHINE = target("x86-64-v3")
 
@@ -74,7 +74,7 @@ def test_whatever_a_machine_says_of_itself(quick: None, cores: int, capacity: in
     machine = with_caches(replace(detect(), cores=cores), capacity)
     tiles = every_micro_kernel(machine)[:2]
     with pytest.MonkeyPatch.context() as few:
-        few.setattr(measure, "every_micro_kernel", lambda target: tiles)
+        few.setattr(measure, "timed_micro_kernels", lambda target: tiles)
         few.setattr(measure, "micro_kernels", lambda target: tiles)
         found = measure.measure(machine)
     assert all(math.isfinite(x) and x > 0 for x in found.rates.values())
@@ -82,6 +82,24 @@ def test_whatever_a_machine_says_of_itself(quick: None, cores: int, capacity: in
     assert all(1e6 < x < 1e14 for x in found.bandwidths.values())
     assert found.handed.keys() == measure.handed_levels(machine)
     assert all(1e6 < x < 1e14 for x in found.handed.values())
+
+
+def test_rates_for_bytes_that_follow_from_others() -> None:
+    """A row for bytes is as much faster than the fma row of its size as the timed one with as many
+    vectors.
+    """
+    machine = TARGETS["icelake-server"]
+    timed = [tile.kernel for tile in timed_micro_kernels(machine)]
+    assert [n for n in timed if n.startswith("vnni")] == [
+        f"vnni:{size}" for size in ("14x1", "14x2", "9x3", "6x4", "4x6")
+    ]
+    rates = {name: float(number + 1) for number, name in enumerate(timed)}
+    found = measure.derived(machine, rates)
+    assert {*rates, *found} == {tile.kernel for tile in every_micro_kernel(machine)}
+    assert all(found[name] == pytest.approx(rates[name]) for name in {*rates} & {*found})
+    ratio = rates["vnni:6x4"] / rates["fma:6x4"]
+    assert found["vnni:3x4"] == pytest.approx(ratio * rates["fma:3x4"])
+    assert measure.derived(TARGETS["x86-64-v4"], rates) == {}
 
 
 MEMORY = """

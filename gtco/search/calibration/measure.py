@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isqrt
 from statistics import median
@@ -47,7 +47,7 @@ from gtco.search.calibration.level0 import (
     tile_kernel,
 )
 from gtco.search.calibration.timing import Call, aligned, call, of_each, operands, together
-from gtco.tensor.intrinsics.table import MicroKernel, every_micro_kernel, micro_kernels
+from gtco.tensor.intrinsics.table import KINDS, MicroKernel, micro_kernels, timed_micro_kernels
 
 MOST_SECONDS = 5.0  # of the whole measurement
 # Of all arrays together. They also take at most 1 / SHARE_LEFT of the memory that is left.
@@ -104,7 +104,7 @@ def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> M
     or time.
     """
     clock, (x, y) = Clock(say), _arrays()
-    tiles = every_micro_kernel(target)
+    tiles = timed_micro_kernels(target)
     sizes = {m.name: probe_bytes(target, i, x.nbytes) for i, m in enumerate(target.memory[:-1])}
     say("building kernels")
     functions = [tile_kernel(t) for t in tiles] + [
@@ -130,6 +130,7 @@ def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> M
         more = _round({**products, **others}, clock, LEVEL0_SHARE)
         found = {name: max(rate, more.get(name, 0.0)) for name, rate in found.items()}
     rates = {t.kernel: found[t.kernel] for t in tiles}
+    rates |= derived(target, rates)
     for probe in small:
         rates[probe.work] = rate_of(probe, 1 / found[probe.work], rates)
     bandwidths = {name: found[name] for name in sizes}
@@ -142,6 +143,23 @@ def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> M
         handed["DRAM"] = copied
     clock.need()
     return MachineRates(rates, bandwidths, launch, handed)
+
+
+def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:
+    """The rates of the rows for bytes that are not timed: that of the fma row of the same size,
+    times the ratio of the two rates of the timed row with as many vectors.
+    """
+    found: dict[str, float] = {}
+    tallest: dict[int, MicroKernel] = {}
+    for tile in micro_kernels(target, "int8"):
+        first = tallest.setdefault(tile.vectors, tile)
+        ratio = rates[first.kernel] / rates[_fma(first)]
+        found[tile.kernel] = ratio * rates[_fma(tile)]
+    return found
+
+
+def _fma(tile: MicroKernel) -> str:
+    return replace(tile, kind=KINDS["fma"]).kernel
 
 
 def _arrays() -> list[np.ndarray]:

@@ -255,6 +255,18 @@ def _heights(target: Target, kind: Kind, vectors: int) -> Sequence[int]:
     return range(min(tallest, TALLEST), 0, -1)
 
 
+def timed_micro_kernels(target: Target) -> tuple[MicroKernel, ...]:
+    """The rows that are timed to measure a machine: all, but of those for bytes only the tallest
+    for each number of vectors. The rates of the others follow from those of the fma rows, which
+    execute as many instructions and loads (:func:`gtco.search.calibration.measure.derived`).
+    """
+    tallest: dict[int, MicroKernel] = {}
+    for tile in micro_kernels(target, "int8"):
+        tallest.setdefault(tile.vectors, tile)
+    known = set(micro_kernels(target, "int8")) - set(tallest.values())
+    return tuple(tile for tile in every_micro_kernel(target) if tile not in known)
+
+
 def every_micro_kernel(target: Target) -> tuple[MicroKernel, ...]:
     """The target's rows for operands of all dtypes."""
     operands = dict.fromkeys(kind.operand for kind in KINDS.values())

@@ -78,7 +78,8 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     None.
     """
     op = anchor(stage, *CONTRACTIONS)
-    if op is None or op.type.dtype != SUMS.get(operand_dtype(stage, op)):
+    operand = operand_dtype(stage, op) if op else ""
+    if op is None or op.type.dtype != SUMS.get(operand) or not kinds(target, operand):
         return None
     view = contraction(stage, op)
     if view is None:
