@@ -34,7 +34,13 @@ from tests.kernels import (
     runnable,
 )
 
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+DTYPES = {
+    "float32": np.float32,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "uint8": np.uint8,
+    "int8": np.int8,
+}
 DEPTH = 7  # odd: pairs end in zeros
 TILE_REGISTERS = 8
 
@@ -42,7 +48,7 @@ TILE_REGISTERS = 8
 # 8 lanes, 16 lanes, or this machine with each kind of row that it has or emulates
 ROWS = [
     (name, kind)
-    for name in ("x86-64-v3", "x86-64-v4", "native")
+    for name in ("x86-64-v3", "alderlake", "x86-64-v4", "native")
     for kind, row in KINDS.items()
     if row.admitted(machine_called(name))
 ] + [(EMULATED, "tiles")]
@@ -65,7 +71,7 @@ def product(tile: MicroKernel) -> tuple[TensorType, TensorType, object]:
         with prepared(em, tile, tile.rows):
             multiply(em, tile, DEPTH, given, taken, args.output)
 
-    out = TensorType((tile.rows, tile.columns))
+    out = TensorType((tile.rows, tile.columns), kind.accumulator)
     return a, b, kernel(tile.kernel.replace(":", "_"), {"a": a, "b": b}, out, 0, tile.lanes, body)
 
 
@@ -81,19 +87,25 @@ def test_a_row_multiplies(name: str, kind: str) -> None:
     made = [product(t) for t in tiles.values()]
     library = load([function for _, _, function in made], machine)
     for tile, (a_type, b_type, _) in zip(tiles.values(), made, strict=True):
-        a = rng.standard_normal((tile.rows, DEPTH)).astype(DTYPES[row.operand])
-        b = rng.standard_normal((DEPTH, tile.columns)).astype(DTYPES[row.operand])
-        held_a = np.full(a_type.shape, np.nan, DTYPES[row.a.dtype])
+        integers = row.accumulator == "int32"
+        if integers:
+            a = rng.integers(0, 256, (tile.rows, DEPTH)).astype(np.uint8)
+            b = rng.integers(-128, 128, (DEPTH, tile.columns)).astype(np.int8)
+        else:
+            a = rng.standard_normal((tile.rows, DEPTH)).astype(DTYPES[row.operand])
+            b = rng.standard_normal((DEPTH, tile.columns)).astype(DTYPES[row.operand])
+        held_a = np.full(a_type.shape, 77 if integers else np.nan, DTYPES[row.a.dtype])
         held_a[:, : DEPTH + -DEPTH % row.step] = 0
         held_a[:, :DEPTH] = a
         held_b = np.zeros(b_type.shape, DTYPES[row.b.dtype])
         pairs = laid_out(b, row.b)
         held_b[: len(pairs)] = pairs.reshape(len(pairs), -1)
-        out = TensorType((tile.rows, tile.columns))
+        out = TensorType((tile.rows, tile.columns), row.accumulator)
         types = (("a", a_type), ("b", b_type))
         built = Built(library, tile.kernel.replace(":", "_"), types, out, 1, 0, {})
-        # sums of seven products of about 1, in float32
-        assert_close(built(held_a, held_b), a.astype(np.float64) @ b.astype(np.float64), 1e-6)
+        # sums of seven products of about 1, in float32; those of integers are exact
+        tolerance = 0 if integers else 1e-6
+        assert_close(built(held_a, held_b), a.astype(float) @ b.astype(float), tolerance)
 
 
 @pytest.mark.parametrize("name", TARGETS)
