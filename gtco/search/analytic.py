@@ -3,9 +3,11 @@ measured (Helix, Section 5).
 
 Level 0 and the barrier come from a table (:mod:`gtco.search.calibration.rates`); the levels above
 follow equations 1 to 8.
-Two readings of the paper differ from its print: a parallel level's scaling (eq. 6) rounds up, since
-a last partial wave takes as long as a whole one, and eq. 2's bandwidth belongs to the memory level
-that holds the working set.
+Three readings of the paper differ from its print. A parallel level's scaling (eq. 6) rounds up,
+since a last partial wave takes as long as a whole one. It also counts a share of a task, by which
+threads end apart: of two cuts that cost the same, the one with shorter tasks loses less where a
+core is slower or is taken away. Eq. 2's bandwidth belongs to the memory level that holds the
+working set.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ T = TypeVar("T", float, np.ndarray)
 TILES_KEPT = 6  # micro-kernels that go on to the levels above
 USABLE = 0.75  # share of a cache that one working set may count on
 LINE = 64  # bytes of a cache line
+UNEVEN = 0.02  # threads end a step apart by this share of a task, since cores are never quite alike
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
 
 
@@ -209,7 +212,9 @@ class AnalyticPolicy(PricingPolicy):
             waiting = iterations * (waiting + store + (0.0 if overlapped else load))
             hidden = iterations * (hidden + (load if overlapped else 0.0))
         step = max(time, hidden) + (1 - HIDDEN) * min(time, hidden)  # eq. 5
-        return waves * (first + waiting + step), ceil(tasks / self.target.cores) / max(tasks, 1)
+        apart = UNEVEN if tasks > 1 else 0.0
+        time = (waves + apart) * (first + waiting + step)
+        return time, ceil(tasks / self.target.cores) / max(tasks, 1)
 
     def transfer(self, stream: Stream, cores: int) -> float:
         """T_load or T_store (eq. 2) of one iteration, of one core. Level 0 is measured with its
