@@ -37,12 +37,13 @@ V4 = target("x86-64-v4")
 
 
 def machine(policy: AnalyticPolicy, pick: Pick) -> float:
-    """Seconds on a machine where the rows of a tile, and reading A in place, cost more than
-    predicted.
+    """Seconds on a machine where the rows of a tile, reading A in place, and chunks of columns cost
+    more than predicted.
     """
-    rows = int(str(pick.config.by_name.get("tile", "1x1")).partition("x")[0])
-    direct = 1.3 if pick.config.by_name.get("a") == "direct" else 1.0
-    return pick.seconds * (1 + rows / 10) * direct
+    chosen = pick.config.by_name
+    rows = int(str(chosen.get("tile", "1x1")).partition("x")[0])
+    direct = 1.3 if chosen.get("a") == "direct" else 1.0
+    return pick.seconds * (1 + rows / 10) * direct * (1 + int(chosen.get("chunks_n", 0)) / 20)
 
 
 def result_of(policy: AnalyticPolicy, stage: Stage) -> StageResult:
