@@ -28,6 +28,9 @@ ELEMENTWISE, INJECTIVE, REDUCTION, COMPLEX, OPAQUE = (
 # give exact int32 sums.
 CONTRACTIONS = frozenset(["matmul", "conv2d", "conv_transpose2d", "attention"])
 
+# Operators that may take integers as indices. All others compute with the integers that they take.
+INDEXING = frozenset(["gather", "scatter", "relax"])
+
 
 @dataclass(frozen=True)
 class OperatorInfo:

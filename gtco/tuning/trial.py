@@ -21,11 +21,11 @@ from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, round_up
 from gtco.support.errors import InternalError
+from gtco.tensor.operators import INDEXING
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, TensorType
 from gtco.tuning.timing import values
 
-INDEXED = ("gather", "scatter", "relax")  # operators that may take integers as indices
 REPEATS = 2  # of the first candidate, beside its own step
 BATCH_BYTES = 1 << 30  # of activations, results and weights of one artifact
 
@@ -63,7 +63,7 @@ class Trial:
     @property
     def numbers(self) -> bool:
         """True if the stage computes with its integers, so that none of them is an index."""
-        return not any(op.kind in INDEXED for op in self.stage.operators)
+        return not any(op.kind in INDEXING for op in self.stage.operators)
 
     @property
     def nbytes(self) -> int:

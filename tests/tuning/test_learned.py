@@ -43,7 +43,7 @@ def machine(policy: AnalyticPolicy, pick: Pick) -> float:
     chosen = pick.config.by_name
     rows = int(str(chosen.get("tile", "1x1")).partition("x")[0])
     direct = 1.3 if chosen.get("a") == "direct" else 1.0
-    return pick.seconds * (1 + rows / 10) * direct * (1 + int(chosen.get("chunks_n", 0)) / 20)
+    return pick.seconds * (1 + rows / 10) * direct * (1 + int(chosen.get("chunks_n", 0)) / 5)
 
 
 def result_of(policy: AnalyticPolicy, stage: Stage) -> StageResult:
