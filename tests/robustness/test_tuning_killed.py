@@ -240,6 +240,7 @@ def test_a_file_that_another_writer_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = some(tmp_path / "r")
+    monkeypatch.chdir(tmp_path)  # the library goes to the current folder
     monkeypatch.setattr(kept_records, "WAIT_SECONDS", 0.2)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
