@@ -4,6 +4,7 @@ state, so it does none of this, and a note says so.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -35,23 +36,33 @@ def _schema(node: Any) -> Any:
     return getattr(node.target, "_schema", None) if node.op == "call_function" else None
 
 
+def arguments_of(
+    schema: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[Any, Any]]:
+    """The arguments of an operator's schema that are given, with their values."""
+    by_name = {argument.name: argument for argument in schema.arguments}
+    found = list(zip(schema.arguments, args, strict=False))
+    return found + [(by_name[name], value) for name, value in kwargs.items()]
+
+
+def written_of(arguments: Iterable[tuple[Any, Any]]) -> list[Any]:
+    """The values that the operator writes to; those of a list one by one."""
+    found: list[Any] = []
+    for argument, value in arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += value if isinstance(value, list | tuple) else [value]
+    return found
+
+
 def _arguments(node: Any) -> list[tuple[Any, Any]]:
-    """The arguments of the operator's schema that are given, with their values."""
-    arguments = _schema(node).arguments
-    by_name = {argument.name: argument for argument in arguments}
-    found = list(zip(arguments, node.args, strict=False))
-    return found + [(by_name[name], value) for name, value in node.kwargs.items()]
+    return arguments_of(_schema(node), node.args, node.kwargs)
 
 
 def _written(node: Any) -> list[Any]:
     """The nodes whose tensors the operator writes to."""
     if _schema(node) is None:
         return []
-    found: list[Any] = []
-    for argument, value in _arguments(node):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += value if isinstance(value, list | tuple) else [value]
-    return [value for value in found if hasattr(value, "op")]
+    return [value for value in written_of(_arguments(node)) if hasattr(value, "op")]
 
 
 def _root(node: Any) -> Any:

@@ -9,8 +9,9 @@ import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -276,8 +277,7 @@ class InferenceSession:
         assert self._source is not None
         from gtco.compiler import compile_to_file
 
-        folder = Path(tempfile.mkdtemp(prefix="gtco-"))
-        try:
+        with _kept_folder() as folder:
             compile_to_file(
                 self._source.model,
                 folder / "model.so",
@@ -285,21 +285,29 @@ class InferenceSession:
                 **self._source.options,
             )
             return self._opened(folder / "model.so", temporary=True)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
 
     def _opened(self, library: Any, temporary: bool = False) -> Model:
         if isinstance(library, bytes | bytearray):
-            folder = Path(tempfile.mkdtemp(prefix="gtco-"))
-            (folder / "model.so").write_bytes(library)
-            library, temporary = folder / "model.so", True
+            with _kept_folder() as folder:
+                (folder / "model.so").write_bytes(library)
+                return self._opened(folder / "model.so", temporary=True)
         return load(
             library,
             threads_of(self._options),
             spin_microseconds=spinning_of(self._options),
             temporary=temporary,
         )
+
+
+@contextmanager
+def _kept_folder() -> Iterator[Path]:
+    """A temporary folder that is removed only if the block fails; otherwise a model owns it."""
+    folder = Path(tempfile.mkdtemp(prefix="gtco-"))
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _is_library(source: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gtco.frontend.program_writes import arguments_of, written_of
 from gtco.support.errors import ModelError, UnsupportedError
 
 
@@ -205,16 +206,11 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = {
-            argument.name: value
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-        } | kwargs
-        for argument in func._schema.arguments:
-            value = given.get(argument.name)
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for one in value if isinstance(value, list | tuple) else [value]:
-                    if isinstance(one, torch.Tensor):
-                        self.written.add(_storage(one))
+        arguments = arguments_of(func._schema, args, kwargs)
+        given = {argument.name: value for argument, value in arguments}
+        for value in written_of(arguments):
+            if isinstance(value, torch.Tensor):
+                self.written.add(_storage(value))
         if _draws(func, given):
             self.random = f"a random operator ({func})"
         elif given.get("training", given.get("train")) is True and (

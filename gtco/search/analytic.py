@@ -25,6 +25,7 @@ from gtco.search.calibration.rates import RateTable
 from gtco.search.pricing import CERTAIN, PricingPolicy, products
 from gtco.tensor.analysis.filtering import least_products
 from gtco.tensor.intrinsics.table import kinds, micro_kernels, operand_of
+from gtco.tensor.nest.traffic import LINE
 from gtco.tensor.space import Config, Decision, Option, Sketch
 from gtco.tensor.stage import Operator, TensorType
 from gtco.tensor.workload import Stream, Workload
@@ -33,7 +34,6 @@ T = TypeVar("T", float, np.ndarray)
 
 TILES_KEPT = 6  # micro-kernels that go on to the levels above
 USABLE = 0.75  # share of a cache that one working set may count on
-LINE = 64  # bytes of a cache line
 UNEVEN = 0.02  # threads end a step apart by this share of a task, since cores are never quite alike
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
 

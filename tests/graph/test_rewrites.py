@@ -430,29 +430,6 @@ def test_constants_that_leave_the_range_together_stay_apart(
     np.testing.assert_array_equal(canonicalize(graph).evaluate(inputs)["y"], wanted)
 
 
-@pytest.mark.parametrize("shows", ["round", "to integers", "comparison"])
-def test_what_becomes_whole_keeps_its_last_bit(shows: str) -> None:
-    """A division by 255 and a factor after another one, whose result goes on through element-wise
-    operators and a move."""
-
-    def steps(g: Graph, x: str) -> str:
-        y = g.add("multiply", (g.add("multiply", (x, number(g, 0.3))), number(g, 0.7)))
-        y = g.add("divide", (y, number(g, 255)))
-        y = g.add("permute", (g.add("relu", (y,)),), TensorType((300, 7)), axes=(1, 0))
-        if shows == "round":
-            return g.add("round", (y,))
-        if shows == "to integers":
-            return g.add("cast", (y,), TensorType(g.types[y].shape, "int32"))
-        return g.add("less", (y, number(g, 3)), TensorType(g.types[y].shape, "bool"))
-
-    graph = build(steps, (7, 300))
-    kinds = canonicalize(graph).histogram()
-    assert kinds["divide"] == 1 and kinds["multiply"] == 2
-    x = {"x": np.random.default_rng(5).uniform(-9e3, 9e3, (7, 300)).astype(np.float32)}
-    (wanted,) = graph.evaluate(x).values()
-    np.testing.assert_array_equal(canonicalize(graph).evaluate(x)["y"], wanted)
-
-
 def test_an_output_that_is_an_input_keeps_an_identity() -> None:
     same(build(lambda g, x: g.add("multiply", (x, number(g, 1)))), {"identity": 1})
 

@@ -1,4 +1,4 @@
-"""Fewer instructions for quantizing, with the same integers."""
+"""Rewrites around roundings: fewer instructions for quantizing, with the same integers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from gtco.graph.graph import Graph
+from gtco.graph.rewrites import canonicalize
 from gtco.graph.rewrites.reciprocal_scales import reciprocal, reciprocal_scales, same_steps
 from gtco.graph.rewrites.steps_in_floats import steps_in_floats
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType
+from tests.graphs import build, number
 from tests.kernels import fresh_seed
 
 SHAPE = (7, 300)
@@ -115,3 +117,26 @@ def test_divisions_that_stay() -> None:
     computed.put(Operator("divide", ("x", "s"), division.output, kind))
     for graph in (unbounded, computed, quantized(1e-30, 3, "uint8"), quantized(0.0, 3, "uint8")):
         assert reciprocal_scales(graph).dump() == graph.dump()
+
+
+@pytest.mark.parametrize("shows", ["round", "to integers", "comparison"])
+def test_what_becomes_whole_keeps_its_last_bit(shows: str) -> None:
+    """A division by 255 and a factor after another one, whose result goes on through element-wise
+    operators and a move."""
+
+    def steps(g: Graph, x: str) -> str:
+        y = g.add("multiply", (g.add("multiply", (x, number(g, 0.3))), number(g, 0.7)))
+        y = g.add("divide", (y, number(g, 255)))
+        y = g.add("permute", (g.add("relu", (y,)),), TensorType((300, 7)), axes=(1, 0))
+        if shows == "round":
+            return g.add("round", (y,))
+        if shows == "to integers":
+            return g.add("cast", (y,), TensorType(g.types[y].shape, "int32"))
+        return g.add("less", (y, number(g, 3)), TensorType(g.types[y].shape, "bool"))
+
+    graph = build(steps, (7, 300))
+    kinds = canonicalize(graph).histogram()
+    assert kinds["divide"] == 1 and kinds["multiply"] == 2
+    x = {"x": np.random.default_rng(5).uniform(-9e3, 9e3, (7, 300)).astype(np.float32)}
+    (wanted,) = graph.evaluate(x).values()
+    np.testing.assert_array_equal(canonicalize(graph).evaluate(x)["y"], wanted)

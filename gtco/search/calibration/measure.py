@@ -47,7 +47,13 @@ from gtco.search.calibration.level0 import (
     tile_kernel,
 )
 from gtco.search.calibration.timing import Call, aligned, call, of_each, operands, together
-from gtco.tensor.intrinsics.table import KINDS, MicroKernel, micro_kernels, timed_micro_kernels
+from gtco.tensor.intrinsics.table import (
+    KINDS,
+    MicroKernel,
+    micro_kernels,
+    tallest,
+    timed_micro_kernels,
+)
 
 MOST_SECONDS = 5.0  # of the whole measurement
 # Of all arrays together. They also take at most 1 / SHARE_LEFT of the memory that is left.
@@ -149,13 +155,9 @@ def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:
     """The rates of the rows for bytes that are not timed: that of the fma row of the same size,
     times the ratio of the two rates of the timed row with as many vectors.
     """
-    found: dict[str, float] = {}
-    tallest: dict[int, MicroKernel] = {}
-    for tile in micro_kernels(target, "int8"):
-        first = tallest.setdefault(tile.vectors, tile)
-        ratio = rates[first.kernel] / rates[_fma(first)]
-        found[tile.kernel] = ratio * rates[_fma(tile)]
-    return found
+    rows = micro_kernels(target, "int8")
+    ratios = {n: rates[tile.kernel] / rates[_fma(tile)] for n, tile in tallest(rows).items()}
+    return {tile.kernel: ratios[tile.vectors] * rates[_fma(tile)] for tile in rows}
 
 
 def _fma(tile: MicroKernel) -> str:

@@ -260,11 +260,17 @@ def timed_micro_kernels(target: Target) -> tuple[MicroKernel, ...]:
     for each number of vectors. The rates of the others follow from those of the fma rows, which
     execute as many instructions and loads (:func:`gtco.search.calibration.measure.derived`).
     """
-    tallest: dict[int, MicroKernel] = {}
-    for tile in micro_kernels(target, "int8"):
-        tallest.setdefault(tile.vectors, tile)
-    known = set(micro_kernels(target, "int8")) - set(tallest.values())
-    return tuple(tile for tile in every_micro_kernel(target) if tile not in known)
+    rows = micro_kernels(target, "int8")
+    derived = set(rows) - set(tallest(rows).values())
+    return tuple(tile for tile in every_micro_kernel(target) if tile not in derived)
+
+
+def tallest(rows: Sequence[MicroKernel]) -> dict[int, MicroKernel]:
+    """The first, which is the tallest, of the rows with each number of vectors."""
+    found: dict[int, MicroKernel] = {}
+    for tile in rows:
+        found.setdefault(tile.vectors, tile)
+    return found
 
 
 def every_micro_kernel(target: Target) -> tuple[MicroKernel, ...]:
