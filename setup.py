@@ -29,7 +29,7 @@ EXTRAS = {
     "tune": LEARNING,
     "cuda": CUDA,
     "demo": [*TORCH, "onnxruntime", "safetensors"],
-    "bench": [*TORCH, *PEERS, *LEARNING, "psutil", "rich", "safetensors", "transformers"],
+    "bench": [*TORCH, *PEERS, *LEARNING, "nncf", "psutil", "rich", "safetensors", "transformers"],
     "test": [
         *TORCH,
         "pytest",

@@ -46,6 +46,7 @@ BENCHMARKS = {
         "models",
         "seconds to the first output beside the peers, and by phase (GTCO's Table VI)",
     ),
+    "int8": ("models", "quantized models beside the peers, on one file and on each peer's own"),
     "disturbed": ("models", "latency beside another process that spins on one core"),
     "gpu": ("gpu", "models for GPUs beside torch, torch.compile and ONNX Runtime, on a GPU"),
     "runtime_overhead": (

@@ -112,7 +112,9 @@ def python_check() -> Check:
 
 
 def machine_checks(measure: bool) -> list[Check]:
-    """CPU, instruction set, cores, memory levels, the table of rates and the measured peak."""
+    """CPU, instruction set, cores, memory levels, the table of rates and the measured peaks."""
+    from gtco.tensor.intrinsics.table import kinds
+
     try:
         target = detect()
     except GtcoError as error:
@@ -130,11 +132,12 @@ def machine_checks(measure: bool) -> list[Check]:
         Check("cores", cores),
         Check("caches", levels),
         Check("bf16", bfloat16_products(target)),
+        Check("int8", int8_products(target)),
         tiles_check(),
         rates_check(target),
     ]
     if measure:
-        peak, reason = measured_peak(allowed_cores(), "fp32")
+        peak, reason = measured_peak(allowed_cores(), "float32")
         if peak is None:
             checks.append(Check("peak", "not measured", reason or "unknown reason", needed=False))
         else:
@@ -145,9 +148,13 @@ def machine_checks(measure: bool) -> list[Check]:
                 )
             )
         if {*TILES} <= {*target.features}:
-            peak, reason = measured_peak(allowed_cores(), "bf16")
+            peak, reason = measured_peak(allowed_cores(), "bfloat16")
             found = f"bf16 {peak}" if peak else reason or "unknown reason"
             checks.append(Check("peak in tiles", found))
+        if kinds(target, "int8"):
+            peak, reason = measured_peak(allowed_cores(), "int8")
+            found = f"int8 {peak}" if peak else reason or "unknown reason"
+            checks.append(Check("peak of integers", found))
     return checks
 
 
@@ -200,6 +207,15 @@ def bfloat16_products(target: Target) -> str:
     if best.products > 1:
         return "multiplied in pairs (VDPBF16PS)"
     return "widened to fp32, which multiplies: half of the weights' bytes, and no faster arithmetic"
+
+
+def int8_products(target: Target) -> str:
+    """How products of quantized tensors are computed here."""
+    from gtco.tensor.intrinsics.table import kinds
+
+    if kinds(target, "int8"):
+        return "multiplied four at a time (VPDPBUSD), added in int32"
+    return "computed in fp32, as there is neither AVX512-VNNI nor AVX-VNNI"
 
 
 def tiles_check() -> Check:

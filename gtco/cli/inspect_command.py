@@ -52,6 +52,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
 class Inspection:
     """A model's stages: the artifact's dictionaries, with ``measured_seconds`` and
     ``share_of_peak`` if they are known.
+
+    ``peak`` is that of the library's precision. Products of integers have one of their own,
+    ``int8_peak``, which is read only if there are such products.
     """
 
     stages: tuple[Mapping[str, Any], ...]
@@ -59,6 +62,7 @@ class Inspection:
     peak: Peak | None
     peak_reason: str | None
     details: Mapping[str, Any]
+    int8_peak: Peak | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -66,6 +70,7 @@ class Inspection:
             "threads": self.threads,
             "peak_flops_per_second": self.peak.flops if self.peak else None,
             "peak_readings": list(self.peak.readings) if self.peak else [],
+            "int8_peak_operations_per_second": self.int8_peak.flops if self.int8_peak else None,
             "peak_reason": self.peak_reason,
             "stages": [dict(s) for s in self.stages],
         }
@@ -150,7 +155,7 @@ def show_variants(title: str, found: Mapping[str, Inspection]) -> None:
             size(seen.details["arena_bytes"]),
             milliseconds(total(seen.stages, "predicted_seconds")),
             milliseconds(time),
-            share(flops, time, seen.peak),
+            share(seen.stages),
         )
     console.show(table)
     first, seen = next(iter(found.items()))
@@ -195,17 +200,21 @@ def inspect(
         stages: list[dict[str, Any]] = [dict(stage) for stage in model.stages]
         inputs = make_inputs(model.inputs, {}, seed=0)
         seconds = model.profile(*inputs.values(), repeat=REPEAT)
-        precision = model.metadata.get("precision", "fp32")
+        operand = PRECISIONS[model.metadata.get("precision", "fp32")]
+        integers = [stage.get("multiplies") == "int8" for stage in stages]
         peak, unknown = (
-            measured_peak(model.threads, precision)
+            measured_peak(model.threads, operand)
             if model.device is None
             else (None, "not measured on a GPU")
         )
-        for stage, measured in zip(stages, seconds, strict=True):
+        int8_peak = measured_peak(model.threads, "int8")[0] if any(integers) and peak else None
+        for stage, measured, whole in zip(stages, seconds, integers, strict=True):
+            most = int8_peak if whole else peak
             reached = stage["flops"] / measured if measured > 0 else None
             stage["measured_seconds"] = float(measured)
-            stage["share_of_peak"] = reached / peak.flops if reached and peak else None
-        return Inspection(tuple(stages), model.threads, peak, unknown, _details(metadata, variant))
+            stage["share_of_peak"] = reached / most.flops if reached and most else None
+        details = _details(metadata, variant)
+        return Inspection(tuple(stages), model.threads, peak, unknown, details, int8_peak)
 
 
 def _details(metadata: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,12 +228,14 @@ def _details(metadata: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[st
     return found
 
 
-def measured_peak(threads: int, precision: str) -> tuple[Peak | None, str | None]:
-    """The machine's peak on this many threads, or the reason why it is not known."""
+def measured_peak(threads: int, operand: str) -> tuple[Peak | None, str | None]:
+    """The machine's peak of products of this dtype on this many threads, or the reason why it is
+    not known.
+    """
     try:
         from gtco.search.calibration.peak import machine_peak
 
-        return machine_peak(threads, PRECISIONS[precision]), None
+        return machine_peak(threads, operand), None
     except GtcoError as error:
         return None, f"not measured: {error}"
     except ModuleNotFoundError as error:
@@ -263,7 +274,7 @@ def show(title: str, seen: Inspection, every: bool) -> None:
             size(total(group, "bytes")),
             milliseconds(total(group, "predicted_seconds")),
             milliseconds(time),
-            share(total(group, "flops"), time, seen.peak),
+            share(group),
         )
     table.rule()
     time = total(seen.stages, "measured_seconds") if measured else None
@@ -279,10 +290,12 @@ def show(title: str, seen: Inspection, every: bool) -> None:
         size(total(seen.stages, "bytes")),
         milliseconds(total(seen.stages, "predicted_seconds")),
         milliseconds(time),
-        share(flops, time, seen.peak),
+        share(seen.stages),
     )
     console.show(table)
     known = str(seen.peak) if seen.peak else seen.peak_reason
+    if seen.int8_peak:
+        known = f"{known}; of int8 products {seen.int8_peak}"
     metadata = seen.details["metadata"]
     precision = metadata.get("precision", "fp32")
     formats = metadata.get("weights_by_dtype") or {}  # libraries of older versions have none
@@ -343,8 +356,15 @@ def total(stages: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(sum(stage[key] or 0 for stage in stages))
 
 
-def share(flops: float, seconds: float | None, peak: Peak | None) -> str:
-    return f"{flops / seconds / peak.flops:.1%}" if seconds and peak and flops else "-"
+def share(stages: Sequence[Mapping[str, Any]]) -> str:
+    """The share of the peak of these stages together: the time that they take at their peaks, over
+    the time that they take.
+    """
+    known = [stage for stage in stages if stage.get("share_of_peak")]
+    if not known:
+        return "-"
+    at_peak = sum(stage["share_of_peak"] * stage["measured_seconds"] for stage in known)
+    return f"{at_peak / total(stages, 'measured_seconds'):.1%}"
 
 
 def above_peak(stages: Sequence[Mapping[str, Any]]) -> list[str]:

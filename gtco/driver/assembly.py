@@ -22,6 +22,7 @@ from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, Variant, plan_arena, round_up
 from gtco.support.version import __version__
+from gtco.tensor.intrinsics.table import multiplied
 from gtco.tensor.operators import (
     COMPLEX,
     ELEMENTWISE,
@@ -271,6 +272,7 @@ def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
         "structure": choice.sketch.structure,
         "schedule": choice.config.to_json(),
         "flops": choice.sketch.workload(choice.config).flops,
+        "multiplies": multiplied(stage),
         "bytes": stage.input_bytes + stage.output.type.nbytes,
         "predicted_seconds": choice.seconds,
     }

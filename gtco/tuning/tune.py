@@ -29,10 +29,9 @@ from gtco.search.records.shipped import nearest
 from gtco.search.records.standing import standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
 from gtco.support.options import PRECISIONS, Tune
-from gtco.tensor.intrinsics.table import kinds, operand_of
+from gtco.tensor.intrinsics.table import kinds, multiplied
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
-from gtco.tensor.stage import Stage
 from gtco.tuning.learned import LearnedProposals
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, KnownFirst, Proposals
@@ -428,11 +427,3 @@ def peak_seconds(result: StageResult, policy: Policy) -> float:
     """Seconds that the stage's products take at the machine's peak; 0 if it has no products."""
     operand = multiplied(result.stage)
     return result.flops / policy.peak(operand) if operand else 0.0
-
-
-def multiplied(stage: Stage) -> str | None:
-    """The dtype that the stage's products multiply; None if it has no products."""
-    products = [op for op in stage.operators if op.kind in ("matmul", "conv2d", "attention")]
-    if not products:
-        return None
-    return operand_of(*(stage.types[x].dtype for x in products[0].inputs[:2]))

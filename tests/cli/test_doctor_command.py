@@ -11,6 +11,7 @@ import pytest
 from gtco import cli
 from gtco.cli import doctor_command
 from gtco.machine.cores import allowed_cores
+from gtco.machine.target import target
 from gtco.machine.tiles import Tiles
 from gtco.search.calibration.peak import Peak
 from gtco.support.errors import BuildError
@@ -109,6 +110,16 @@ def test_tiles_that_work_and_tiles_that_do_not(monkeypatch):
         monkeypatch.setattr(doctor_command, "tiles", lambda flags, found=found: found)
         (check,) = (c for c in doctor_command.machine_checks(False) if c.name == "tiles")
         assert check.ok and check.mark == mark and said in check.found
+
+
+@pytest.mark.parametrize("name", ["cascadelake", "alderlake", "x86-64-v3"])
+def test_how_products_of_integers_are_computed(name, monkeypatch):
+    monkeypatch.setattr(doctor_command, "detect", lambda: target(name))
+    seen = {check.name: check.found for check in doctor_command.machine_checks(True)}
+    if name == "x86-64-v3":
+        assert "in fp32" in seen["int8"] and "peak of integers" not in seen
+    else:
+        assert "VPDPBUSD" in seen["int8"] and seen["peak of integers"].startswith("int8 ")
 
 
 def test_whether_the_rates_are_measured(rates, monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gtco import cli
+from gtco.search.calibration.peak import Peak
 from gtco.support.errors import InputError
 from tests.cli.stand_ins import compiler, model, peak
 
@@ -116,6 +117,24 @@ def test_inspect_refuses_what_a_compiled_library_cannot_follow(model, capsys):
     said = capsys.readouterr().err
     assert "--target, --no-simplify, --tune, --records: that is of a compile" in said
     assert not getattr(model, "seen", [])
+
+
+def test_products_of_integers_are_held_against_their_own_peak(model, peak, monkeypatch, capsys):
+    integers = [{**stage, "multiplies": "int8"} for stage in model.stages[:1]]
+    monkeypatch.setattr(model, "stages", integers + model.stages[1:])
+    module = sys.modules["gtco.search.calibration.peak"]
+    peaks = {"float32": 4e9, "int8": 16e9}
+    monkeypatch.setattr(
+        module, "machine_peak", lambda threads, operand: Peak(threads, (peaks[operand],), 0.0)
+    )
+    assert cli.main(["inspect", "m.so", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [s["share_of_peak"] for s in data["stages"]] == [0.125, 0.5]
+    assert data["int8_peak_operations_per_second"] == 16e9
+    assert cli.main(["inspect", "m.so", "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "12.5%" in out and "50.0%" in out and "31.2%" in out  # 1.25 us of 4 us at the peaks
+    assert "of int8 products 16 GFLOP/s" in out
 
 
 def test_inspect_compiles_an_onnx_file_first(model, peak, compiler, capsys):

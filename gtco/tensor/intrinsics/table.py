@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import ceil
 
 from gtco.machine.target import Target
-from gtco.tensor.stage import ITEM_BYTES
+from gtco.tensor.stage import ITEM_BYTES, Stage
 
 WIDTHS = (1, 2, 3, 4, 6)  # vectors of columns
 TALLEST = 14  # rows: more gain nothing, because B is loaded once a step for all of them
@@ -228,6 +228,16 @@ def operand_of(a: str, b: str) -> str:
     of A, but int8 for all integers of 8 bits.
     """
     return "int8" if {a, b} <= {"int8", "uint8"} else a
+
+
+def multiplied(stage: Stage) -> str | None:
+    """The :attr:`Kind.operand` of the rows that multiply in the stage; None if it has no
+    products.
+    """
+    products = [op for op in stage.operators if op.kind in ("matmul", "conv2d", "attention")]
+    if not products:
+        return None
+    return operand_of(*(stage.types[x].dtype for x in products[0].inputs[:2]))
 
 
 def kinds(target: Target, operand: str) -> tuple[Kind, ...]:

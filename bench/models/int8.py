@@ -1,0 +1,178 @@
+"""int8 beside the peers: one quantized file for every engine, and each peer's own file.
+
+``python -m bench int8 [--models vit-ti-16,swin-t] [--quantizer gtco|onnxruntime|nncf]
+[--samples 32] [--rounds 7] [--threads 2] [--json FILE]``
+
+gtco, ONNX Runtime and OpenVINO run the file of ``--quantizer``. ONNX Runtime also runs the file of
+its own quantizer (``onnxruntime:own``), and OpenVINO that of NNCF (``openvino:nncf``), which need
+not quantize the same operators. The best of the four counts as the best peer. ``gtco:fp32`` is the
+float model. A quantizer whose package is not installed is left out, and a note says so.
+
+Weights are random, so this is about speed alone: what a quantized model loses is told by the
+verdict of ``gtco quantize`` on a model that is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from gtco.cli.arguments import positive
+from gtco.cli.console import say, status
+from gtco.support.errors import BuildError, ModelError
+
+from ..harness.by_model import every_model, parser
+from ..harness.quantizers import QUANTIZERS, installed, quantize
+from ..harness.rounds import Comparison, Contender, compare
+from ..harness.suite import console
+from ..harness.workload import candidates, prepare
+
+MODELS = (
+    *("vit-ti-16", "vit-s-16", "vit-base-16", "deit-s-16", "swin-t"),
+    *("detr-resnet50-e6", "segformer-b0"),
+)
+PEERS = ("onnxruntime", "openvino")
+OWN = {"onnxruntime:own": "onnxruntime", "openvino:nncf": "nncf"}  # a system, its quantizer
+# One step more or less of an activation goes through the layers behind it. A file of another
+# quantizer is another model. So only what is far off is no result.
+TOLERANCE = 1.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model.
+
+    - ``milliseconds``: the median of each system that was timed, by its name
+    - ``failed``: the reason of each one that was not
+    - ``size``: bytes of the int8 library over those of the float one
+    - ``difference``: the largest difference between the outputs of gtco and of ONNX Runtime on the
+      same file, over the largest magnitude
+    """
+
+    model: str
+    quantizer: str
+    milliseconds: dict[str, float]
+    failed: dict[str, str]
+    size: float
+    difference: float | None
+
+    @property
+    def gain(self) -> float:
+        """gtco's time in float over its time in int8."""
+        return self.milliseconds["gtco:fp32"] / self.milliseconds["gtco"]
+
+    @property
+    def best(self) -> tuple[float, str]:
+        """The best peer's time over gtco's, and its name."""
+        peers = [(t, name) for name, t in self.milliseconds.items() if not name.startswith("gtco")]
+        time, name = min(peers)
+        return time / self.milliseconds["gtco"], name
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_args(argv)
+    if not installed(options.quantizer):
+        raise ModelError(f"{options.quantizer} is not installed: pip install {options.quantizer}")
+    for system, quantizer in OWN.items():
+        if not installed(quantizer):
+            say(f"note: {system} is not timed: pip install {quantizer}")
+    rows = every_model(options, shown)
+    if len(rows) > 1:
+        show(rows)
+    for name, values in (
+        ("fp32 / int8", [row.gain for row in rows]),
+        ("best peer / gtco", [row.best[0] for row in rows]),
+    ):
+        mean, least = statistics.geometric_mean(values), min(values)
+        say(f"{name}: geometric mean {mean:.3f}, least {least:.3f}, over {len(rows)} models")
+    return 0
+
+
+def shown(name: str, options: argparse.Namespace) -> list[Row]:
+    """One model's row, which is shown as soon as it is there."""
+    rows = [measure(name, options)]
+    show(rows)
+    for system, reason in rows[0].failed.items():
+        say(f"  {system} failed: {reason}")
+    return rows
+
+
+def measure(name: str, options: argparse.Namespace) -> Row:
+    folder: Path = options.folder
+    with status() as update:
+        update(f"{name}: prepare")
+        floats = prepare(name, folder, options.threads)
+        assert floats.onnx is not None and floats.build.library is not None
+        update(f"{name}: quantize")
+        same = quantize(options.quantizer, floats.onnx, options.samples, folder)
+        work = prepare(str(same), folder, options.threads)
+        for built in (floats.build, work.build):
+            if built.error:
+                raise BuildError(f"{name} cannot be compiled: {built.error}")
+        chosen, failed = candidates(work, PEERS, options.threads)
+        chosen[0] = Contender("gtco", {**chosen[0].job, "library": work.build.library})
+        chosen.append(Contender("gtco:fp32", {**chosen[0].job, "library": floats.build.library}))
+        for system, quantizer in OWN.items():
+            if not installed(quantizer):
+                continue
+            try:
+                own = quantize(quantizer, floats.onnx, options.samples, folder)
+            except ModelError as error:
+                failed[system] = str(error)
+                continue
+            peer = system.partition(":")[0]
+            chosen.append(Contender(system, {**chosen[0].job, "system": peer, "onnx": str(own)}))
+        seen = compare(
+            chosen,
+            options.rounds,
+            tolerance=TOLERANCE,
+            progress=lambda text: update(f"{name}: {text}"),
+        )
+    sizes = [Path(built.library).stat().st_size for built in (work.build, floats.build)]
+    return _row(name, options.quantizer, seen, failed, sizes[0] / sizes[1])
+
+
+def _row(name: str, quantizer: str, seen: Comparison, failed: dict[str, str], size: float) -> Row:
+    times = {m.system: 1e3 * m.median for m in seen.measurements if m.rounds}
+    failed |= {m.system: m.error for m in seen.measurements if m.error}
+    if "gtco" not in times or "gtco:fp32" not in times:
+        raise BuildError(f"gtco could not run {name}: {failed}")
+    return Row(name, quantizer, times, failed, size, seen["gtco"].difference)
+
+
+def show(rows: Sequence[Row]) -> None:
+    systems = ("gtco", "gtco:fp32", *PEERS, *OWN)
+    table = Table(title=f"int8, files of {rows[0].quantizer}; ms", title_justify="left")
+    table.add_column("model")
+    headings = ("fp32 / int8", "best peer / gtco", "library", "difference")
+    for heading in (*systems, *headings):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        ratio, peer = row.best
+        table.add_row(
+            row.model,
+            *(f"{row.milliseconds[s]:.2f}" if s in row.milliseconds else "-" for s in systems),
+            f"{row.gain:.2f}",
+            f"{ratio:.2f} {peer}",
+            f"{row.size:.2f}",
+            "-" if row.difference is None else f"{row.difference:.1e}",
+        )
+    console().print(table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    found = parser("int8", __doc__, MODELS)
+    found.add_argument(
+        "--quantizer",
+        choices=tuple(QUANTIZERS),
+        default="gtco",
+        help="that writes the file which every engine runs",
+    )
+    found.add_argument("--samples", type=positive, default=32, help="inputs that calibration sees")
+    found.add_argument("--rounds", type=positive, default=7)
+    return found

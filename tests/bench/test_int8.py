@@ -1,0 +1,53 @@
+"""``bench int8``: the quantizers' files, and what is said of the times."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from bench.harness import quantizers
+from bench.models.int8 import Row
+from gtco.support.errors import ModelError
+
+
+@pytest.fixture
+def model(tmp_path):
+    rng = np.random.default_rng(0)
+    weights = numpy_helper.from_array(rng.standard_normal((8, 4)).astype("float32"), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 8])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 4])],
+        [weights],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def test_a_quantized_file_is_made_once(model, tmp_path, monkeypatch):
+    made = quantizers.quantize("onnxruntime", model, 2, tmp_path)
+    kinds = [node.op_type for node in onnx.load(made).graph.node]
+    assert kinds.count("MatMul") == 1 and "QuantizeLinear" in kinds and "DequantizeLinear" in kinds
+    monkeypatch.setattr(quantizers, "QUANTIZERS", {})
+    assert quantizers.quantize("onnxruntime", model, 2, tmp_path) == made
+
+
+def test_a_quantizer_that_fails_leaves_no_file(model, tmp_path, monkeypatch):
+    def fail(source, data, made):
+        made.write_bytes(b"half of it")
+        raise RuntimeError("out of range")
+
+    monkeypatch.setitem(quantizers.QUANTIZERS, "nncf", fail)
+    with pytest.raises(ModelError, match=r"nncf cannot quantize .*m\.onnx: out of range"):
+        quantizers.quantize("nncf", model, 2, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_the_best_peer_is_the_fastest_on_any_file():
+    times = {"gtco": 2.0, "gtco:fp32": 5.0, "onnxruntime": 4.0, "openvino": 3.5}
+    row = Row("m", "gtco", {**times, "openvino:nncf": 3.0}, {}, 0.27, 0.01)
+    assert row.gain == 2.5 and row.best == (1.5, "openvino:nncf")
