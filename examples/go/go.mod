@@ -1,0 +1,3 @@
+module run
+
+go 1.19
