@@ -10,6 +10,7 @@
 # make check-fuzz    mutated models and libraries for SECONDS (default 240): no crash, no traceback; SEED=N repeats a run
 # make check-random  20000 random graphs against ONNX Runtime, failures shrunk into build/random/:
 #             make check-random CHECK_FLAGS="--seconds 600 --seed 1" (python -m tests.random --help)
+# make docs   the pages of docs/ as a site, in build/site
 # make bench  every model of docs/results.md beside its peers; JSON in build/bench/
 #
 # Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc;
@@ -31,7 +32,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 CODE := gtco models bench tests setup.py
 
-.PHONY: demo test lint bench check-models check-paper-models check-cuda check-fuzz check-random clean
+.PHONY: demo test lint docs bench check-models check-paper-models check-cuda check-fuzz check-random clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
@@ -44,6 +45,9 @@ test: lint
 lint: $(VENV)/.test
 	$(BIN)/ruff check --quiet $(CODE)
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --quiet
 
 check-paper-models: $(VENV)/.test
 	$(BIN)/python -m pytest -q -s -m scheduled --timeout 3600 $(PYTEST_FLAGS) tests/end_to_end/test_paper_models.py
@@ -84,6 +88,6 @@ $(VENV)/.made:
 	@touch $@
 
 # One stamp an extra: installed again when setup.py has changed.
-$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: setup.py | $(VENV)/.made
+$(VENV)/.demo $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: setup.py | $(VENV)/.made
 	$(BIN)/python -m pip -qq --disable-pip-version-check install $(PIP_FLAGS) -e '.[$*]'
 	@touch $@

@@ -18,6 +18,10 @@ PEERS = ["onnxruntime", "openvino"]
 # XGBoost without the NCCL of its main wheel; with scipy, which it needs, 160 MB. Only a tuner that
 # learns asks for it.
 LEARNING = ["xgboost-cpu"]
+# Scripts for shells, made from the command line's parsers.
+COMPLETION = ["shtab"]
+# docs/ as a site.
+SITE = ["mkdocs-material"]
 # Compiling for NVIDIA GPUs, with no toolkit and no GPU: NVRTC and its bindings, of one version, so
 # that the code is the same everywhere. CUDA 13 starts at sm_75.
 CUDA = ["cuda-bindings==13.0.*", "nvidia-cuda-nvrtc==13.0.*"]
@@ -27,6 +31,8 @@ CUDA_TOOLS = ["nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump
 EXTRAS = {
     "torch": TORCH,
     "tune": LEARNING,
+    "completion": COMPLETION,
+    "docs": SITE,
     "cuda": CUDA,
     "demo": [*TORCH, "onnxruntime", "safetensors"],
     "bench": [*TORCH, *PEERS, *LEARNING, "nncf", "psutil", "rich", "safetensors", "transformers"],
@@ -40,6 +46,8 @@ EXTRAS = {
         "mypy",
         *PEERS,
         *LEARNING,
+        *COMPLETION,
+        *SITE,
         "transformers",
         "psutil",
         "rich",

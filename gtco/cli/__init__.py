@@ -1,5 +1,5 @@
 """The command line: ``gtco compile | tune | candidates | measure | run | inspect | bench | records
-| doctor``.
+| doctor | completion``.
 
 Exit codes: 0 done; 1 a ``GtcoError`` (its text is on standard error; ``--debug`` shows the
 traceback); 2 wrong usage; 130 Ctrl-C; 143 SIGTERM. After Ctrl-C and SIGTERM the command cleans up
@@ -21,6 +21,7 @@ from gtco.cli import (
     bench_command,
     candidates_command,
     compile_command,
+    completion_command,
     doctor_command,
     inspect_command,
     measure_command,
@@ -29,7 +30,7 @@ from gtco.cli import (
     tune_command,
 )
 from gtco.support.errors import GtcoError, guarded
-from gtco.support.version import __version__
+from gtco.support.version import __version__, versions
 
 # each has add(commands) and main(options)
 COMMANDS = (
@@ -42,6 +43,7 @@ COMMANDS = (
     bench_command,
     records_command,
     doctor_command,
+    completion_command,
 )
 AGAIN = 1.0  # seconds until a stop that was lost is raised again
 
@@ -50,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="gtco", description="Compiles vision transformers to one standalone shared library."
     )
-    top.add_argument("--version", action="version", version=f"gtco {__version__}")
+    top.add_argument("--version", action=_Version, help="show the versions that matter, and exit")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -58,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         added.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-        added.set_defaults(main=command.main, label=added.prog)
+        added.set_defaults(main=command.main, label=added.prog, whole=top)
     return top
 
 
@@ -88,6 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+class _Version(argparse.Action):
+    """Prints gtco's version, and those of what decides how it compiles."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"gtco {__version__}")
+        print(", ".join(f"{name} {found}" for name, found in versions().items()))
+        parser.exit()
 
 
 class _Terminated(BaseException):

@@ -6,11 +6,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
 from gtco import cli
 from gtco.support.errors import ModelError
+from gtco.support.version import __version__
 from tests.cli.stand_ins import compiler, model
 
 
@@ -63,6 +65,14 @@ def test_version_and_help_exit_with_0(capsys):
         with pytest.raises(SystemExit) as exit:
             cli.main(argv)
         assert exit.value.code == 0 and text in capsys.readouterr().out
+
+
+def test_the_version_names_what_compiles(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"gtco {__version__}"
+    assert f"apache-tvm {metadata.version('apache-tvm')}" in second and "Python 3." in second
 
 
 def test_an_unknown_precision_is_wrong_usage(capsys):
