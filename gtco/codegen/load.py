@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,13 @@ from gtco.support.options import c_compiler
 from gtco.support.toolchain import run_compiler
 
 
+@cache
+def _open_libm() -> None:
+    """Opens libm for all libraries of this process."""
+    with suppress(OSError):  # musl has it in libc
+        ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
+
+
 def load(functions: Sequence[Any], target: Target) -> ctypes.CDLL:
     """The kernels compiled, linked and opened: attributes by their symbols. No file stays.
 
@@ -27,8 +36,11 @@ def load(functions: Sequence[Any], target: Target) -> ctypes.CDLL:
         raise BuildError("the system refuses the tiles (AMX) in which kernels multiply")
     with tempfile.TemporaryDirectory(prefix="gtco-kernels-") as name:
         folder = Path(name)
-        command = [c_compiler(), "-shared", "-o", "kernels.so", "kernels.o", "-lm"]
+        # Without the libraries of a program, linking takes half the time. This process has libc and
+        # libm, and kernels find what they call there.
+        command = [c_compiler(), "-shared", "-nostdlib", "-o", "kernels.so", "kernels.o", "-lgcc"]
         try:
+            _open_libm()
             (folder / "kernels.o").write_bytes(object_code(functions, target))
             run_compiler(command, folder)
             return ctypes.CDLL(str(folder / "kernels.so"))
