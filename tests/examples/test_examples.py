@@ -8,12 +8,14 @@ import io
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,7 @@ def library(tmp_path_factory) -> Path:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     path = tmp_path_factory.mktemp("examples") / "m.so"
+    onnx.save(model, path.with_suffix(".onnx"))
     gtco.compile_model(model, dims={"batch": list(BATCHES)}, target="x86-64-v3").save(path)
     return path
 
@@ -141,6 +144,57 @@ def server(folder, library):
         assert process.wait() == 0
     finally:
         watch.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def one_shape(library) -> Path:
+    """The same model for a batch of 2 alone."""
+    path = library.parent / "one.so"
+    gtco.compile_model(library.with_suffix(".onnx"), shapes={"batch": 2}, target="x86-64-v3").save(
+        path
+    )
+    return path
+
+
+def test_a_folder_with_the_server_is_all_that_a_container_needs(
+    folder, one_shape, tmp_path
+) -> None:
+    place = tmp_path / "rootfs"
+    command = ["make", "-s", f"MODEL={one_shape}", f"OUT={place}"]
+    subprocess.run(command, cwd=folder / "container", check=True)
+    nbytes = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    assert nbytes - one_shape.stat().st_size < 20e6
+    command, environment = ["/usr/sbin/chroot", str(place), "/server", "0"], {}
+    if os.geteuid() != 0:  # only root may change the root
+        command, environment = [f"{place}/server", "0"], {"LD_LIBRARY_PATH": f"{place}/lib"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("listening on port "), line
+        address = f"http://127.0.0.1:{line.split()[3].rstrip(',')}/"
+        x = np.random.default_rng(2).standard_normal((2, 6)).astype("float32")
+        y = np.frombuffer(post(address, x.tobytes()), np.float32).reshape(2, 7)
+        with gtco.load(one_shape) as model:
+            np.testing.assert_array_equal(y, model(x))
+        assert urllib.request.urlopen(address, timeout=60).read() == b"ok\n"
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            post(address, b"1234")
+        assert "POST the 48 bytes" in caught.value.read().decode()
+        for rubbish in (b"GET", b"\0" * 9000, b"POST / HTTP/1.1\r\nContent-Length: 48\r\n\r\n123"):
+            with (
+                suppress(OSError),  # the server may close it before all is sent
+                socket.create_connection(("127.0.0.1", int(address[17:-1])), timeout=60) as client,
+            ):
+                client.sendall(rubbish)
+                client.shutdown(socket.SHUT_WR)
+                client.recv(1000)
+        assert len(post(address, x.tobytes())) == 56
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
         process.kill()
         process.wait()
         process.stdout.close()

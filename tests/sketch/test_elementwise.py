@@ -203,6 +203,26 @@ def transpose_add() -> Stage:
     )
 
 
+def transpose_one_block(side: int) -> Stage:
+    """An input that two operators read, turned in one block: all of its places are numbers."""
+    return stage(
+        [
+            op("relu", "x", "r", (side, side)),
+            op("multiply", "r x", "m", (side, side)),
+            op("permute", "m", "y", (side, side), axes=(1, 0)),
+        ],
+        x=(side, side),
+    )
+
+
+def transpose_block_of_8() -> Stage:
+    return transpose_one_block(8)
+
+
+def transpose_block_of_16() -> Stage:
+    return transpose_one_block(16)
+
+
 def roll_last() -> Stage:
     return stage([op("roll", "x", "y", (4, 50), shifts=(1, 13))], x=(4, 50))
 
@@ -280,6 +300,8 @@ CASES = [
     pad_gelu,
     transpose,
     transpose_add,
+    transpose_block_of_8,
+    transpose_block_of_16,
     roll_last,
     strided_slice,
     patch_merging,

@@ -143,9 +143,11 @@ def _block(
     for k in range(lanes):
         probe = Probe(reader.stage, em)
         probe.follow(output, grid.index(rest, t, j + k))
-        for name, flat in probe.loads:
-            if name in rows:
-                rows[name].append(em.let(args.inputs[name].buffer[em.ramp(flat)], "row"))
+        # One place each (analysis/axes.py). Where the index is numbers alone, the probe has it once
+        # for each operator that reads there.
+        places = dict(probe.loads)
+        for name, row in rows.items():
+            row.append(em.let(args.inputs[name].buffer[em.ramp(places[name])], "row"))
     reader.tiles = {}
     for name in grid.turned:
         tile = em.registers(lanes * lanes)
