@@ -135,6 +135,9 @@ int main(int argc, char** argv) {
     setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     setsockopt(client, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     serve(client);
+    shutdown(client, SHUT_WR);
+    char rest[HEADER_BYTES]; /* to close over what was sent too much would take the answer back */
+    for (int i = 0; i < 128 && recv(client, rest, sizeof rest, 0) > 0; ++i) continue;
     close(client);
   }
   gtco_close(model);
