@@ -240,13 +240,14 @@ static int take_over(gtco_pool* pool, int thread, suspect* seen, range* r) {
       return 0;
     }
     if (cpu_ns == seen->cpu_ns) {
-      r->step = atomic_load_explicit(&other->step, memory_order_relaxed);
-      r->begin = atomic_load_explicit(&other->begin, memory_order_relaxed);
-      r->end = atomic_load_explicit(&other->end, memory_order_relaxed);
-      r->finished = atomic_load_explicit(&other->finished, memory_order_relaxed);
+      const range theirs = {atomic_load_explicit(&other->step, memory_order_relaxed),
+                            atomic_load_explicit(&other->begin, memory_order_relaxed),
+                            atomic_load_explicit(&other->end, memory_order_relaxed),
+                            atomic_load_explicit(&other->finished, memory_order_relaxed)};
       seen->ticket = 0;
-      /* Success means that the range is that of the ticket. */
+      /* Success means that the range is that of the ticket. Else the other thread goes on with it. */
       if (!atomic_compare_exchange_strong(&other->held, &ticket, 0)) return 0;
+      *r = theirs;
       if (*other->cpu == *pool->workers[thread].cpu) part(pool, seen->thread ? seen->thread : thread);
       gtco_end_calls();
       return 1;
