@@ -149,69 +149,19 @@ def test_a_range_whose_thread_has_no_cpu_is_taken_over(library: Path) -> None:
         assert runs_until(model, lambda results: bool((results[2] != results[3]).any()), 60)
 
 
-@needs_restarts
-@needs_two_cpus
-
-RACE = """
-#include <time.h>
-static int hooked(clockid_t clock, struct timespec* time);
-#define clock_gettime hooked
-#include "thread_pool.c"
-#undef clock_gettime
-
-static struct gtco_worker* loses; /* the thread whose clock is read */
-static int looks;
-
-/* A clock that stands still. At the second look the other thread ends its range. */
-static int hooked(clockid_t clock, struct timespec* time) {
-  (void)clock;
-  time->tv_sec = time->tv_nsec = 0;
-  if (++looks == 2) atomic_store(&loses->held, 0);
-  return 0;
-}
-
-int gtco_can_restart(const gtco_step* steps, int num_steps) { (void)steps, (void)num_steps; return 1; }
-const volatile uint32_t* gtco_this_cpu(void) { return NULL; }
-void gtco_end_calls(void) {}
-int gtco_call_restartable(gtco_kernel k, void* const* b, void* w, int64_t i, int64_t j, const _Atomic uint64_t* h,
-                          uint64_t t) {
-  (void)h, (void)t;
-  k(b, w, i, j);
-  return 1;
-}
-
-int main(void) {
-  struct gtco_worker workers[2];
-  memset(workers, 0, sizeof workers);
-  gtco_pool pool;
-  memset(&pool, 0, sizeof pool);
-  pool.threads = 2;
-  pool.workers = workers;
-  loses = &workers[1];
-  workers[1].step = 3, workers[1].begin = 9, workers[1].end = 11, workers[1].finished = 9;
-  workers[1].held = 7;
-  suspect seen = {1, 0, 0};
-  range r = {0, 0, 0, 0};
-  if (take_over(&pool, 0, &seen, &r)) return 1; /* the first look */
-  if (take_over(&pool, 0, &seen, &r)) return 2; /* the other thread was quicker */
-  if (looks != 2) return 3;
-  return r.step || r.begin || r.end || r.finished ? 4 : 0;
-}
-"""
-
-
 def test_a_range_that_its_thread_ends_is_not_taken_over(tmp_path: Path) -> None:
     """While a thread without a CPU is looked at, it gets one and ends its range. If the range were
-    kept, it would run twice, perhaps steps later, and the run would wait for tasks that were counted
-    twice.
+    kept, it would run twice, perhaps steps later, and the run would wait for ever, because its
+    tasks were counted twice.
     """
-    source, program = tmp_path / "race.c", tmp_path / "race"
-    source.write_text(RACE)
+    source, program = Path(__file__).with_name("take_over_race.c"), tmp_path / "race"
     flags = ["-std=gnu11", "-O1", "-pthread", f"-I{CSRC}"]
     subprocess.run([c_compiler(), *flags, str(source), "-o", str(program)], check=True)
     assert subprocess.run([program], check=False).returncode == 0
 
 
+@needs_restarts
+@needs_two_cpus
 def test_threads_are_moved_apart_and_keep_their_cpus(library: Path) -> None:
     """A thread that is moved to another CPU may use all its CPUs afterwards."""
     with spinner(), load(library, 2) as model:
