@@ -1,5 +1,5 @@
-"""The command line: ``gtco compile | tune | candidates | measure | run | inspect | bench | records
-| doctor | completion``.
+"""The command line: ``gtco compile | tune | candidates | measure | run | inspect | report | bench
+| records | doctor | completion``.
 
 Exit codes: 0 done; 1 a ``GtcoError`` (its text is on standard error; ``--debug`` shows the
 traceback); 2 wrong usage; 130 Ctrl-C; 143 SIGTERM. After Ctrl-C and SIGTERM the command cleans up
@@ -26,6 +26,7 @@ from gtco.cli import (
     inspect_command,
     measure_command,
     records_command,
+    report_command,
     run_command,
     tune_command,
 )
@@ -40,6 +41,7 @@ COMMANDS = (
     measure_command,
     run_command,
     inspect_command,
+    report_command,
     bench_command,
     records_command,
     doctor_command,

@@ -10,6 +10,7 @@ from typing import Any
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.console import Phases, milliseconds, say, show, size
 from gtco.cli.outputs import check_free, libraries
+from gtco.cli.report_command import check_report, write_report
 from gtco.cli.tables import Table
 from gtco.runtime.publish import weights_beside
 from gtco.support.errors import VerificationError
@@ -58,6 +59,12 @@ def add_made(parser: argparse.ArgumentParser) -> None:
         "they differ",
     )
     parser.add_argument(
+        "--report",
+        type=arguments.new_file,
+        metavar="FILE.html",
+        help="write a page about the library: its graph, times, memory, errors and tuning",
+    )
+    parser.add_argument(
         "--dump", type=Path, metavar="DIR", help="write the result of each phase to a file"
     )
 
@@ -102,6 +109,7 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
     from gtco.support.torchless import import_tvm, uninterrupted
 
     outputs = libraries(models, options.output)
+    check_report(options.report)
     try:
         with early(), Phases() as progress:
             with uninterrupted():
@@ -127,6 +135,8 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
     if reports[0].tuned is not None:
         for line in reports[0].tuned.outlook:
             say(line)
+    if options.report:
+        write_report(options.report, outputs[0], reports[0])
     return 0
 
 

@@ -70,6 +70,8 @@ def main(options: argparse.Namespace) -> int:
         return show_spaces(options)
     if options.output and len(options.models) > 1:
         raise OptionError("--output is for one model; those of several take their models' names")
+    if options.report and len(options.models) > 1:
+        raise OptionError("--report is for one model; gtco report shows the libraries of several")
     if options.trials:
         budget = Tune(trials=options.trials, seconds=ENDLESS)
     else:

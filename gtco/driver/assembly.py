@@ -228,7 +228,10 @@ def _steps(
             else places[given.name]
             for given, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True)
         ]
-        info = describe(stage, generated.choices[stage.key])
+        info = {
+            **describe(stage, generated.choices[stage.key]),
+            **origins(stage, kernel.packings),
+        }
         buffers += places.between.get(number, ())
         steps.append(step_of(kernel, (*buffers, places[stage.output.output]), info))
     return tuple(steps)
@@ -275,6 +278,30 @@ def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
         "multiplies": multiplied(stage),
         "bytes": stage.input_bytes + stage.output.type.nbytes,
         "predicted_seconds": choice.seconds,
+    }
+
+
+def origins(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, Any]:
+    """Where a stage comes from, for pictures of the model.
+
+    - ``nodes``: for each operator the model's node; "" where gtco made the operator;
+    - ``results``: the type of each operator's result;
+    - ``tensors``: the names of the inputs and of the output;
+    - ``packed``: by an input's number, the shape in which the kernel reads a constant, where that
+      is not the constant's own;
+    - ``layout``: of images, NCHW or NHWC; "" if no operator has one.
+    """
+    layouts = (op.get("layout") for op in stage.operators)
+    return {
+        "nodes": [op.name for op in stage.operators],
+        "results": [str(op.type) for op in stage.operators],
+        "tensors": [*(given.name for given in stage.inputs), stage.output.output],
+        "packed": {
+            str(number): list(packings[given.name].packed_shape)
+            for number, given in enumerate(stage.canonical.inputs)
+            if given.name in packings
+        },
+        "layout": next(filter(None, layouts), ""),
     }
 
 

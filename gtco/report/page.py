@@ -1,0 +1,278 @@
+"""Facts -> one file of HTML that loads nothing: pictures are SVG, styles and the script inside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gtco.report import charts, text
+from gtco.report.difference import Difference, ModelDifference, Row
+from gtco.report.facts import Facts, ModelFacts, StageFacts
+from gtco.report.families import family
+from gtco.report.graph import Picture, picture
+from gtco.report.words import sketch_words
+from gtco.support.errors import BuildError, installing
+from gtco.support.sizes import said
+from gtco.support.version import __version__
+
+TEMPLATES = Path(__file__).parent / "templates"
+NEEDED = {"vl_convert": "vl-convert-python", "fast_sugiyama": "fast-sugiyama", "jinja2": "jinja2"}
+MOST_VARIANTS = 3  # that a page shows in full
+HEAVIEST = 8
+
+
+def check_installed() -> None:
+    """Raises :class:`BuildError` if a package is missing that draws the page."""
+    missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
+    if missing:
+        raise BuildError(
+            f"the HTML report needs {', '.join(missing)}, which is not installed: pip install "
+            f"'gtco[report]' ({installing('report')}). --json does without"
+        )
+
+
+@dataclass(frozen=True)
+class View:
+    """A variant with its pictures. ``prefix`` makes its ids different from the other variants'."""
+
+    model: ModelFacts
+    prefix: str
+    title: str
+    operators: int
+    peak: str
+    formats: str
+    tensors: int
+    unattributed: str
+    where: str
+    order: str
+    roofline: str
+    memory: str
+    errors: str
+    picture: Picture
+
+
+def page(facts: Facts) -> str:
+    """The page of a library. Raises :class:`BuildError` if a package for it is missing."""
+    check_installed()
+    shown = facts.models[:MOST_VARIANTS]
+    views = [
+        view(facts, model, f"v{number}-" if number else "") for number, model in enumerate(shown)
+    ]
+    heaviest = sorted(shown[0].stages, key=lambda s: -s.seconds)[:HEAVIEST]
+    return render(
+        "report.html.j2",
+        title=f"{facts.name}: gtco report",
+        facts=facts,
+        views=views,
+        heaviest=heaviest,
+        hidden=len(facts.models) - len(shown),
+        longest={
+            id(stage): max(s.seconds for s in one.stages) for one in shown for stage in one.stages
+        },
+    )
+
+
+def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
+    draw = partial(charts.svg, prefix=prefix)
+    count = len(model.stages)
+    reached = model.flops / model.seconds if model.seconds else None
+    peak = facts.machine.peaks.get("float32")
+    found = model.verification
+    drawn = found and any(d["relative"] is not None for d in found["differences"])
+    return View(
+        model=model,
+        prefix=prefix,
+        title=said(model.sizes) if model.sizes else "",
+        operators=sum(len(stage.operators) for stage in model.stages),
+        peak=f"{text.percent(reached / peak)} of the float32 peak" if reached and peak else "",
+        formats=", ".join(f"{text.nbytes(n)} {d}" for d, n in facts.weights_by_dtype.items()),
+        tensors=sum(place.nbytes for place in model.arena),
+        unattributed=unattributed(model),
+        where=draw(
+            charts.where_time_goes(model),
+            f"{prefix}where",
+            "Bars: the time of each group of equal stages, of a run of "
+            f"{text.milliseconds(model.seconds)}",
+        ),
+        order=draw(
+            charts.in_order(model),
+            f"{prefix}order",
+            f"One strip: the {count} stages in the order in which they run, as long as their times",
+        ),
+        roofline=draw(
+            charts.roofline(facts, model),
+            f"{prefix}roof",
+            f"Roofline: {count} stages by FLOPs a byte and FLOP/s, under the machine's limits",
+        ),
+        memory=draw(
+            charts.memory(model),
+            f"{prefix}arena",
+            f"The arena over time: {len(model.arena)} tensors by their places and lifetimes",
+        )
+        if model.arena
+        else "",
+        errors=draw(
+            charts.errors(found), f"{prefix}errors", "Relative errors of every output in every case"
+        )
+        if found and drawn
+        else "",
+        picture=picture(model),
+    )
+
+
+@dataclass(frozen=True)
+class DifferenceView:
+    """A variant that both libraries have, with its chart and what a reader should know."""
+
+    model: ModelDifference
+    prefix: str
+    title: str
+    verdict: str
+    counts: str
+    notes: tuple[str, ...]
+    chart: str
+
+
+def difference_page(found: Difference) -> str:
+    """The page of two libraries. Raises :class:`BuildError` if a package for it is missing."""
+    check_installed()
+    views = []
+    for number, model in enumerate(found.models):
+        prefix = f"v{number}-" if number else ""
+        ranked = sorted(model.rows, key=lambda row: -abs(row.gain))[: charts.MOST_BARS]
+        label = f"Bars: the {len(ranked)} stages whose times differ most, before and after"
+        states = Counter(row.state for row in model.rows)
+        one_sided = (model.before.measurement is None) != (model.after.measurement is None)
+        both = "Only one of the two libraries was measured: its times stand beside predicted ones."
+        views.append(
+            DifferenceView(
+                model=model,
+                prefix=prefix,
+                title=said(model.sizes) if model.sizes else "",
+                verdict=f"{text.ratio(model.before.seconds, model.after.seconds)} as fast",
+                counts=", ".join(f"{n} {WORDS[state]}" for state, n in states.items()) + ".",
+                notes=(both,) if one_sided else (),
+                chart=charts.svg(
+                    charts.compared([(r.name, r.before_seconds, r.after_seconds) for r in ranked]),
+                    f"{prefix}compared",
+                    label,
+                ),
+            )
+        )
+    return render(
+        "difference.html.j2", title=f"{found.after.name}: what changed", found=found, views=views
+    )
+
+
+WORDS = {
+    "same": "built the same way",
+    "changed": "built in another way",
+    "partition": "cut in another way",
+    "before only": "only in the older library",
+    "after only": "only in the newer library",
+}
+
+
+def unattributed(model: ModelFacts) -> str:
+    """Says what the bar of this name is."""
+    found = model.measurement
+    if found is None:
+        return ""
+    share = text.percent(abs(found.unattributed_seconds) / found.end_to_end.median)
+    if found.unattributed_seconds < 0:
+        return (
+            f"The stages add up to {text.milliseconds(found.stages_seconds)}, {share} more than a "
+            "run takes: reading the clock between stages costs time, and so does what else runs "
+            "on the machine."
+        )
+    noise = max(0.0, found.summed_seconds - found.stages_seconds)
+    said = (
+        f"The stages add up to {text.milliseconds(found.stages_seconds)}; the rest, {share} of a "
+        "run, is unattributed: the call, and the waits between stages"
+    )
+    if noise > 0.1 * found.unattributed_seconds:
+        said += (
+            f"; {text.milliseconds(noise)} of it are stages that took longer than their median, "
+            "another one in each run, as other processes make them"
+        )
+    return f"{said}."
+
+
+def render(template: str, longest: Mapping[int, float] | None = None, **values: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup, escape
+
+    def breakable(value: str) -> Markup:
+        """The text with places where a long name may be broken: after dots, bars and slashes."""
+        return Markup("".join(f"{escape(c)}<wbr>" if c in "./_:" else escape(c) for c in value))
+
+    def heat(stage: StageFacts) -> float:
+        most = (longest or {}).get(id(stage), 0.0)
+        return stage.seconds / most if most else 0.0
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "breakable": breakable,
+        "capitalize_first": lambda value: value[:1].upper() + value[1:],
+        "config": lambda value: " ".join(f"{k}={v}" for k, v in value.items()),
+        "error": lambda value: text.NONE if value is None else f"{value:.2e}",
+        "family": family,
+        "family_class": lambda stage: family(stage).replace("-", ""),
+        "flops": text.flops,
+        "heat": heat,
+        "launch_name": lambda name: LAUNCH.get(name, name),
+        "launch_value": launch_value,
+        "middle": text.middle,
+        "ms": text.milliseconds,
+        "nbytes": text.nbytes,
+        "num": lambda value: f"{value:g}",
+        "percent": text.percent,
+        "ratio": text.ratio,
+        "signed": lambda value: ("+" if value > 0 else "") + text.milliseconds(value),
+        "speed": speed,
+        "sketch": sketch_words,
+    }
+    return environment.get_template(template).render(
+        version=__version__,
+        style=(TEMPLATES / "style.css").read_text(),
+        script=(TEMPLATES / "page.js").read_text(),
+        **values,
+    )
+
+
+def speed(row: Row) -> str:
+    """The class of a row whose time changed by 3 % or more; less is noise."""
+    if not row.before_seconds or not row.after_seconds:
+        return ""
+    times = row.before_seconds / row.after_seconds
+    return "faster" if times > 1.03 else "slower" if times < 0.97 else ""
+
+
+LAUNCH = {
+    "tasks": "tasks",
+    "workspace": "scratch a thread",
+    "grid": "blocks",
+    "threads": "threads a block",
+    "shared": "shared memory",
+    "registers": "registers",
+    "spilled_bytes": "spilled bytes",
+}
+
+
+def launch_value(value: Any, name: str) -> str:
+    if name in ("workspace", "shared"):
+        return text.nbytes(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {one}" for key, one in value.items())
+    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,137 @@
+"""Configs, instruction sets and layouts in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gtco.report.facts import Decision
+from gtco.tensor.intrinsics.table import Kind, MicroKernel
+
+SKETCHES = {
+    "gemm": "a product (GEMM)",
+    "convolution": "a convolution over copied rows",
+    "winograd": "a 3x3 convolution by Winograd's algorithm",
+    "dot": "a product of few columns",
+    "attention": "fused attention",
+    "depthwise": "a depthwise convolution",
+    "rows": "a normalisation, softmax or reduction of rows",
+    "across": "a reduction across rows",
+    "moments": "half of a split normalisation",
+    "pool": "pooling",
+    "resize": "resizing",
+    "grid_sample": "sampling at points",
+    "scatter": "scattering",
+    "topk": "the largest elements",
+    "elementwise": "element-wise work and movement",
+    "fallback": "a single operator as TVM compiles it: right, and slow",
+}
+# The instruction by which a kind of micro-kernel multiplies.
+INSTRUCTIONS = {
+    "fma": "FMA",
+    "tiles": "AMX, TDPBF16PS",
+    "bf16": "AVX512-BF16, VDPBF16PS",
+    "widened": "FMA, bfloat16 widened in registers",
+    "half": "FMA, float16 widened by VCVTPH2PS",
+    "vnni": "AVX512-VNNI, VPDPBUSD",
+    "vnni256": "AVX-VNNI, VPDPBUSD",
+}
+_VALUES = {
+    ("a", "direct"): "rows of A are read where they are",
+    ("a", "packed"): "rows of A are packed into scratch before they are multiplied",
+    ("b", "direct"): "columns of B are read where they are",
+    ("b", "packed"): "columns of B are packed into scratch before they are multiplied",
+    ("order", "panels"): "panels of columns are the outer loop of a task",
+    ("order", "rows"): "blocks of rows are the outer loop of a task",
+    ("prefetch", "none"): "nothing is prefetched",
+    ("prefetch", "next"): "the next panel of weights is prefetched while one computes",
+    ("prefetch", "both"): "the next panel of weights is prefetched, and this one 16 steps ahead",
+}
+_NUMBERS = {
+    "chunks_m": "rows are cut into {} for tasks",
+    "chunks_n": "columns are cut into {} for tasks",
+    "kc": "{} steps of k at once: the block of B that stays in a cache",
+    "mc": "{} blocks of rows at once",
+    "m": "output tiles of {0} x {0}",
+    "rows": "{} rows at once",
+    "columns": "{} columns are summed side by side",
+    "channels": "{} channels a task",
+    "threads": "{} threads work together",
+    "vector": "{} neighbours are read and written at once",
+    "repeat": "{} of them by each thread",
+    "strip": "{} results of a strip by each thread",
+    "neighbours": "{} neighbours by each thread",
+    "split": "k is cut into {} for blocks that add up their sums",
+    "group": "{} rows of blocks next to each other, for L2",
+}
+
+
+def kind_of(config: Mapping[str, Any], lanes: int) -> tuple[Kind, MicroKernel] | None:
+    """The micro-kernel of a config for a CPU; None if it has none."""
+    try:
+        tile = MicroKernel.parse(config["tile"], lanes)
+    except (LookupError, ValueError, AttributeError):
+        return None
+    return tile.kind, tile
+
+
+def instructions(config: Mapping[str, Any], target: Mapping[str, Any]) -> str:
+    """The instruction set of the innermost loop. ``target`` is that of the library's metadata."""
+    if target.get("kind") == "cuda":
+        row = config.get("row")
+        return f"Tensor Cores, {row}" if row else "CUDA cores"
+    lanes = target["lanes"]
+    vectors = "AVX-512" if lanes == 16 else "AVX2"
+    if config.get("sketch") == "fallback":
+        return f"as LLVM makes it for {target['mcpu']}"
+    found = kind_of(config, lanes)
+    if found is None:
+        return f"{vectors} vectors"
+    how = INSTRUCTIONS[found[0].name]
+    return f"{vectors} {how}" if how.startswith("FMA") else how
+
+
+def number_format(
+    config: Mapping[str, Any], target: Mapping[str, Any], first_input: str, output: str
+) -> str:
+    """The dtype of what is multiplied; without a product, the dtype of the first input."""
+    dtype = (first_input or output).partition("[")[0]
+    if target.get("kind") == "cuda":
+        return dtype if config.get("row") else "float32"
+    found = kind_of(config, target["lanes"])
+    if found is None:
+        return dtype
+    # what is widened is multiplied in the format of its layout in registers
+    return "int8" if found[0].operand == "int8" else found[0].a.dtype
+
+
+def decisions(config: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[Decision, ...]:
+    """The choices of a config, each in words; the sketch is left out."""
+    return tuple(
+        Decision(name, value, _words(name, value, config, target))
+        for name, value in config.items()
+        if name != "sketch"
+    )
+
+
+def _words(name: str, value: Any, config: Mapping[str, Any], target: Mapping[str, Any]) -> str:
+    if (
+        name == "tile"
+        and target.get("kind") != "cuda"
+        and (found := kind_of(config, target["lanes"]))
+    ):
+        _, tile = found
+        return (
+            f"{tile.rows} rows by {tile.vectors} vectors ({tile.columns} columns) of the output "
+            f"are summed in {'tiles' if tile.kind.in_tiles else 'registers'}"
+        )
+    if (name, value) in _VALUES:
+        return _VALUES[name, value]
+    if name in _NUMBERS and isinstance(value, int):
+        pieces = "1 piece" if value == 1 else f"{value} pieces"
+        return _NUMBERS[name].format(pieces if "cut into" in _NUMBERS[name] else value)
+    return ""
+
+
+def sketch_words(sketch: str) -> str:
+    return SKETCHES.get(sketch, sketch)
