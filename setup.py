@@ -25,6 +25,9 @@ SITE = ["mkdocs-material"]
 # Compiling for NVIDIA GPUs, with no toolkit and no GPU: NVRTC and its bindings, of one version, so
 # that the code is the same everywhere. CUDA 13 starts at sm_75.
 CUDA = ["cuda-bindings==13.0.*", "nvidia-cuda-nvrtc==13.0.*"]
+# The HTML report: vl-convert-python has Vega-Lite inside and draws its charts, fast-sugiyama lays out
+# the graph, jinja2 puts the page together. 35 MB, nearly all of it vl-convert's.
+REPORT = ["vl-convert-python", "fast-sugiyama; python_version >= '3.11'", "jinja2"]
 # What reads machine code for GPUs, in tests alone.
 CUDA_TOOLS = ["nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump"]
 
@@ -34,6 +37,7 @@ EXTRAS = {
     "completion": COMPLETION,
     "docs": SITE,
     "cuda": CUDA,
+    "report": REPORT,
     "demo": [*TORCH, "onnxruntime", "safetensors"],
     "bench": [*TORCH, *PEERS, *LEARNING, "nncf", "psutil", "rich", "safetensors", "transformers"],
     "test": [
@@ -54,6 +58,8 @@ EXTRAS = {
         "safetensors",
         *CUDA,
         *CUDA_TOOLS,
+        *REPORT,
+        "jsonschema",
     ],
 }
 
@@ -95,6 +101,7 @@ setup(
         "gtco.runtime": ["csrc/*"],
         "gtco.search.records": ["measured/*.jsonl"],
         "gtco.tensor.cuda": ["device/gtco/*.cuh"],
+        "gtco.report": ["schema.json", "templates/*"],
         "gtco": ["py.typed"],
         "gtco.bench.kernels": ["*.c"],
     },

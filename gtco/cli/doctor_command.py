@@ -38,6 +38,8 @@ OPTIONAL = {
     "torch": "compiling PyTorch models",
     "openvino": "gtco bench --peers openvino",
     "xgboost-cpu": "gtco tune, to learn from what it measures",
+    "vl-convert-python": "gtco report, to draw charts",
+    "fast-sugiyama": "gtco report, to lay out the graph (Python 3.11 or later)",
 }
 SAME = {"xgboost-cpu": "xgboost"}  # another wheel of it
 

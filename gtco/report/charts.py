@@ -1,98 +1,20 @@
-"""The charts of a report: Vega-Lite's specifications, drawn as SVG by vl-convert.
-
-Colours are names of CSS variables (``var(--products)``), which the page defines for light, dark and
-print. The pictures have titles for screen readers; links lead to the stages.
+"""The charts of a report as Vega-Lite's specifications: where the time goes, the arena over
+time, errors, and the times of two libraries.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from gtco.report.facts import Facts, ModelFacts, StageFacts
+from gtco.report.drawing import LABELS, WIDTH, colour, time_text
+from gtco.report.facts import ModelFacts, StageFacts
 from gtco.report.families import family
-from gtco.report.text import TIMES, flops, middle, milliseconds, nbytes, percent
+from gtco.report.text import TIMES, middle, milliseconds, nbytes
 from gtco.tensor.operators import INJECTIVE, OPERATORS
 
-VERSION = "6.4"  # of Vega-Lite
-WIDTH = 940
-FONT = "system-ui, -apple-system, Segoe UI, Roboto, sans-serif"
-COLOURS = {
-    "products": "var(--products)",
-    "attention": "var(--attention)",
-    "convolutions": "var(--convolutions)",
-    "normalisation": "var(--normalisation)",
-    "element-wise": "var(--elementwise)",
-    "fallback": "var(--fallback)",
-    "other": "var(--other)",
-    "unattributed": "var(--unattributed)",
-}
-# A browser's font may be wider than the one that vl-convert measures with.
-PADDING = {"left": 22, "right": 22, "top": 4, "bottom": 4}
 MOST_BARS = 14
 SIDES = ["before", "after"]
-LABELS: Mapping[str, Any] = {
-    "title": None,
-    "labelLimit": 270,
-    "labelColor": "var(--ink)",
-    "ticks": False,
-    "domain": False,
-    "labelPadding": 8,
-}
-CONFIG: Mapping[str, Any] = {
-    "background": None,
-    "font": FONT,
-    "view": {"stroke": None},
-    "axis": {
-        "labelFontSize": 11,
-        "titleFontSize": 11,
-        "titleFontWeight": "normal",
-        "domainColor": "var(--line)",
-        "tickColor": "var(--line)",
-        "gridColor": "var(--grid)",
-        "labelColor": "var(--muted)",
-        "titleColor": "var(--muted)",
-    },
-    "legend": {
-        "labelFontSize": 11,
-        "labelColor": "var(--muted)",
-        "title": None,
-        "orient": "bottom",
-        "symbolType": "square",
-        "symbolSize": 90,
-        "columns": 8,
-        "columnPadding": 26,
-    },
-}
-
-
-def svg(chart: Mapping[str, Any], name: str, label: str, prefix: str = "") -> str:
-    """The picture of a specification. ``name`` makes its ids unique in the page, and ``prefix``
-    leads its links to the stages of one variant.
-    """
-    from vl_convert import vegalite_to_svg
-
-    schema = "https://vega.github.io/schema/vega-lite/v6.json"
-    spec = {"$schema": schema, "config": CONFIG, "padding": PADDING, **chart}
-    drawn: str = vegalite_to_svg(spec, vl_version=VERSION)
-    drawn = re.sub(r'(id="|url\(#)', rf"\g<1>{name}-", drawn)
-    # vl-convert takes a fragment for an address in the web. The table has the same links, so those
-    # of pictures are not stops of the Tab key.
-    drawn = re.sub(r'<a xlink:href="[^"#]*#', '<a tabindex="-1" href="#' + prefix, drawn)
-    drawn = re.sub(
-        r'<(path|text|line) aria-label="([^"]*)"([^>]*)/>', r"<\1\3><title>\2</title></\1>", drawn
-    )
-    drawn = re.sub(r' (aria-[a-z]+|role|pointer-events)="[^"]*"', "", drawn)
-    size = re.search(r'width="([\d.]+)" height="([\d.]+)"', drawn)
-    assert size is not None
-    width, height = size[1], size[2]
-    head = (
-        f'<svg class="chart" role="img" aria-label="{escape(label)}" '
-        f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    )
-    return re.sub(r'<svg [^>]*viewBox="[^"]*"', lambda _: head, drawn, count=1)
 
 
 def where_time_goes(model: ModelFacts) -> dict[str, Any]:
@@ -112,13 +34,13 @@ def where_time_goes(model: ModelFacts) -> dict[str, Any]:
         kinds = "+".join(telling(first))
         rows.append(
             {
-                "label": f"{middle(kinds, 38 - len(times))}{times}",
+                "label": f"{middle(kinds, 34 - len(times))}{times}",
                 "shape": first.output.type.partition("[")[2].rstrip("]"),
                 "ms": 1e3 * seconds,
                 "predicted": 1e3 * sum(s.predicted_seconds or 0 for s in group),
                 "family": family(first),
                 "href": f"#stage-{first.number}",
-                "text": f"{kinds}{times}: {_time(seconds, whole)}",
+                "text": f"{kinds}{times}: {time_text(seconds, whole)}",
             }
         )
     if others := [stage for group in ranked[len(shown) :] for stage in group]:
@@ -129,7 +51,7 @@ def where_time_goes(model: ModelFacts) -> dict[str, Any]:
                 "ms": 1e3 * seconds,
                 "predicted": 1e3 * sum(s.predicted_seconds or 0 for s in others),
                 "family": "other",
-                "text": f"{len(others)} other stages: {_time(seconds, whole)}",
+                "text": f"{len(others)} other stages: {time_text(seconds, whole)}",
             }
         )
     if model.measurement:
@@ -139,7 +61,7 @@ def where_time_goes(model: ModelFacts) -> dict[str, Any]:
                 "label": "unattributed",
                 "ms": max(0.0, 1e3 * seconds),
                 "family": "unattributed",
-                "text": f"unattributed: {_time(seconds, whole)}",
+                "text": f"unattributed: {time_text(seconds, whole)}",
             }
         )
     for number, row in enumerate(rows):
@@ -176,7 +98,7 @@ def rows_chart(rows: Sequence[Mapping[str, Any]], tick: str) -> dict[str, Any]:
             "mark": {"type": "bar", "cornerRadiusEnd": 2, "height": {"band": 0.72}},
             "encoding": {
                 "x": x,
-                "color": _colour(rows),
+                "color": colour(rows),
                 "href": {"field": "href"},
                 "description": {"field": "text"},
             },
@@ -226,7 +148,7 @@ def in_order(model: ModelFacts) -> dict[str, Any]:
                 "to": end,
                 "family": family(stage),
                 "href": f"#stage-{stage.number}",
-                "text": f"{stage.number} {stage.name}: {_time(stage.seconds, model.seconds)}",
+                "text": f"{stage.number} {stage.name}: {time_text(stage.seconds, model.seconds)}",
             }
         )
         at = end
@@ -238,7 +160,7 @@ def in_order(model: ModelFacts) -> dict[str, Any]:
                 "from": at,
                 "to": end,
                 "family": "unattributed",
-                "text": f"unattributed: {_time(seconds, model.seconds)}",
+                "text": f"unattributed: {time_text(seconds, model.seconds)}",
             }
         )
         at = end
@@ -256,115 +178,10 @@ def in_order(model: ModelFacts) -> dict[str, Any]:
                 "axis": {"grid": False},
             },
             "x2": {"field": "to"},
-            "color": _colour(rows),
+            "color": colour(rows),
             "href": {"field": "href"},
             "description": {"field": "text"},
         },
-    }
-
-
-def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
-    """Every stage by its FLOPs a byte and its FLOP/s, under the machine's peaks and bandwidths. A
-    stage without FLOPs stands at the left edge.
-    """
-    machine = facts.machine
-    formats = {stage.number_format for stage in model.stages}
-    peaks = {n: v for n, v in machine.peaks.items() if n in formats} or dict(machine.peaks)
-    roofs = {n: v for n, v in machine.bandwidths.items() if n != "L1"}
-    known = [s for s in model.stages if s.seconds and s.nbytes]
-    intensities = [s.flops / s.nbytes for s in known if s.flops] or [1.0]
-    rates = [s.flops / s.seconds for s in known if s.flops] or [1e9]
-    low_x, high_x = min(0.5 * min(intensities), 0.1), 2 * max([*intensities, 100.0])
-    low_y, high_y = 0.4 * min(rates), 2 * max([*rates, *peaks.values()])
-    points = [
-        {
-            "x": max(s.flops / s.nbytes, low_x),
-            "y": max(s.flops / s.seconds, low_y) / 1e9,
-            "ms": 1e3 * s.seconds,
-            "family": family(s),
-            "href": f"#stage-{s.number}",
-            "text": f"{s.number} {s.name}: {flops(s.flops / s.seconds)}/s, "
-            f"{s.flops / s.nbytes:.3g} FLOP a byte, {_time(s.seconds, model.seconds)}, "
-            f"{percent(s.roofline)} of the roofline",
-        }
-        for s in known
-    ]
-    top = max(peaks.values(), default=high_y)
-    lines, labels = [], []
-    for number, (name, rate) in enumerate(roofs.items()):
-        # from where the line enters the picture to where it meets the highest peak
-        start, end = max(low_x, low_y / rate), top / rate
-        lines += [
-            {"x": start, "y": rate * start / 1e9, "line": name},
-            {"x": end, "y": top / 1e9, "line": name},
-        ]
-        at = start * (end / start) ** (0.08 + 0.24 * number)  # bandwidths may be close
-        labels.append({"x": at, "y": rate * at / 1e9, "text": f"{name} {nbytes(rate)}/s"})
-    left = min([top / rate for rate in roofs.values()], default=low_x)
-    for name, rate in peaks.items():
-        begin = min([rate / r for r in roofs.values()], default=left)
-        lines += [
-            {"x": begin, "y": rate / 1e9, "line": name},
-            {"x": high_x, "y": rate / 1e9, "line": name},
-        ]
-        labels.append(
-            {"x": high_x, "y": rate / 1e9, "text": f"{name} {flops(rate)}/s", "right": True}
-        )
-    x = {
-        "field": "x",
-        "type": "quantitative",
-        "title": "FLOP a byte of inputs and output",
-        "scale": {"type": "log", "domain": [low_x, high_x], "nice": False},
-        "axis": {"format": "~g", "labelOverlap": True, "tickCount": 6},
-    }
-    y = {
-        "field": "y",
-        "type": "quantitative",
-        "title": "GFLOP/s",
-        "scale": {"type": "log", "domain": [low_y / 1e9, high_y / 1e9], "nice": False},
-        "axis": {"format": "~g", "labelOverlap": True, "tickCount": 6},
-    }
-    text = {"type": "text", "fontSize": 10.5, "fill": "var(--muted)", "dy": -6}
-    return {
-        "width": WIDTH - 50,
-        "height": 380,
-        "layer": [
-            {
-                "data": {"values": lines},
-                "mark": {"type": "line", "color": "var(--roof)", "strokeWidth": 1.3, "clip": True},
-                "encoding": {"x": x, "y": y, "detail": {"field": "line"}},
-            },
-            {
-                "data": {"values": points},
-                "mark": {
-                    "type": "circle",
-                    "opacity": 0.75,
-                    "stroke": "var(--paper)",
-                    "strokeWidth": 0.7,
-                },
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "size": {
-                        "field": "ms",
-                        "type": "quantitative",
-                        "scale": {"range": [28, 420]},
-                        "legend": None,
-                    },
-                    "color": _colour(points),
-                    "href": {"field": "href"},
-                    "description": {"field": "text"},
-                },
-            },
-            *(
-                {
-                    "data": {"values": [v for v in labels if bool(v.get("right")) is right]},
-                    "mark": {**text, "align": "right" if right else "left"},
-                    "encoding": {"x": x, "y": y, "text": {"field": "text"}},
-                }
-                for right in (False, True)
-            ),
-        ],
     }
 
 
@@ -407,7 +224,7 @@ def memory(model: ModelFacts) -> dict[str, Any]:
                 "scale": {"domain": [0, model.arena_bytes / 1e6 or 1], "nice": False},
             },
             "y2": {"field": "high"},
-            "color": _colour(rows),
+            "color": colour(rows),
             "href": {"field": "href"},
             "description": {"field": "text"},
         },
@@ -473,7 +290,7 @@ def compared(rows: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
     """Two bars for each (label, seconds before, seconds after)."""
     values = [
         {
-            "row": f"{number:02}{middle(label, 38)}",
+            "row": f"{number:02}{middle(label, 34)}",
             "ms": 1e3 * seconds,
             "which": which,
             "text": f"{label}, {which}: {milliseconds(seconds)}",
@@ -502,18 +319,3 @@ def compared(rows: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
             "description": {"field": "text"},
         },
     }
-
-
-def _colour(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The colour of each family that there is."""
-    there = {row["family"] for row in rows}
-    names = [name for name in COLOURS if name in there]
-    return {
-        "field": "family",
-        "type": "nominal",
-        "scale": {"domain": names, "range": [COLOURS[name] for name in names]},
-    }
-
-
-def _time(seconds: float, whole: float) -> str:
-    return f"{milliseconds(seconds)}, {percent(seconds / whole if whole else None)}"

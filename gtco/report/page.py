@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any
 
 from gtco.report import charts, text
 from gtco.report.difference import Difference, ModelDifference, Row
+from gtco.report.drawing import svg
 from gtco.report.facts import Facts, ModelFacts, StageFacts
 from gtco.report.families import family
 from gtco.report.graph import Picture, picture
+from gtco.report.roofline import roofline
 from gtco.report.words import sketch_words
 from gtco.support.errors import BuildError, installing
 from gtco.support.sizes import said
@@ -29,11 +32,14 @@ HEAVIEST = 8
 def check_installed() -> None:
     """Raises :class:`BuildError` if a package is missing that draws the page."""
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
-    if missing:
-        raise BuildError(
-            f"the HTML report needs {', '.join(missing)}, which is not installed: pip install "
-            f"'gtco[report]' ({installing('report')}). --json does without"
-        )
+    if not missing:
+        return
+    what = f"the HTML report needs {', '.join(missing)}, which is not installed"
+    if sys.version_info < (3, 11):
+        raise BuildError(f"{what} and needs Python 3.11 or later. --json does without")
+    raise BuildError(
+        f"{what}: pip install 'gtco[report]' ({installing('report')}). --json does without"
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def page(facts: Facts) -> str:
 
 
 def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
-    draw = partial(charts.svg, prefix=prefix)
+    draw = partial(svg, prefix=prefix)
     count = len(model.stages)
     reached = model.flops / model.seconds if model.seconds else None
     peak = facts.machine.peaks.get("float32")
@@ -105,7 +111,7 @@ def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
             f"One strip: the {count} stages in the order in which they run, as long as their times",
         ),
         roofline=draw(
-            charts.roofline(facts, model),
+            roofline(facts, model),
             f"{prefix}roof",
             f"Roofline: {count} stages by FLOPs a byte and FLOP/s, under the machine's limits",
         ),
@@ -157,7 +163,7 @@ def difference_page(found: Difference) -> str:
                 verdict=f"{text.ratio(model.before.seconds, model.after.seconds)} as fast",
                 counts=", ".join(f"{n} {WORDS[state]}" for state, n in states.items()) + ".",
                 notes=(both,) if one_sided else (),
-                chart=charts.svg(
+                chart=svg(
                     charts.compared([(r.name, r.before_seconds, r.after_seconds) for r in ranked]),
                     f"{prefix}compared",
                     label,

@@ -11,6 +11,10 @@
   }
   function show() {
     var now = chosen();
+    if (now && /box-/.test(location.hash)) {
+      location.replace("#" + now.prefix + "stage-" + now.number);
+      return;
+    }
     each(".chosen", function (old) {
       old.classList.remove("chosen");
       old.removeAttribute("aria-current");

@@ -1,0 +1,117 @@
+"""The roofline of a machine with the stages of a model under it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gtco.report.drawing import WIDTH, colour, time_text
+from gtco.report.facts import Facts, ModelFacts
+from gtco.report.families import family
+from gtco.report.text import flops, nbytes, percent
+
+
+def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
+    """Every stage by its FLOPs a byte and its FLOP/s, under the machine's peaks and bandwidths. A
+    stage without FLOPs stands at the left edge.
+    """
+    machine = facts.machine
+    formats = {stage.number_format for stage in model.stages}
+    peaks = {n: v for n, v in machine.peaks.items() if n in formats} or dict(machine.peaks)
+    roofs = {n: v for n, v in machine.bandwidths.items() if n != "L1"}
+    known = [s for s in model.stages if s.seconds and s.nbytes]
+    intensities = [s.flops / s.nbytes for s in known if s.flops] or [1.0]
+    rates = [s.flops / s.seconds for s in known if s.flops] or [1e9]
+    low_x, high_x = min(0.5 * min(intensities), 0.1), 2 * max([*intensities, 100.0])
+    low_y, high_y = 0.4 * min(rates), 2 * max([*rates, *peaks.values()])
+    points = [
+        {
+            "x": max(s.flops / s.nbytes, low_x),
+            "y": max(s.flops / s.seconds, low_y) / 1e9,
+            "ms": 1e3 * s.seconds,
+            "family": family(s),
+            "href": f"#stage-{s.number}",
+            "text": f"{s.number} {s.name}: {flops(s.flops / s.seconds)}/s, "
+            f"{s.flops / s.nbytes:.3g} FLOP a byte, {time_text(s.seconds, model.seconds)}, "
+            f"{percent(s.roofline)} of the roofline",
+        }
+        for s in known
+    ]
+    top = max(peaks.values(), default=high_y)
+    lines, labels = [], []
+    for number, (name, rate) in enumerate(roofs.items()):
+        # from where the line enters the picture to where it meets the highest peak
+        start, end = max(low_x, low_y / rate), top / rate
+        lines += [
+            {"x": start, "y": rate * start / 1e9, "line": name},
+            {"x": end, "y": top / 1e9, "line": name},
+        ]
+        at = start * (end / start) ** (0.08 + 0.24 * number)  # bandwidths may be close
+        labels.append({"x": at, "y": rate * at / 1e9, "text": f"{name} {nbytes(rate)}/s"})
+    left = min([top / rate for rate in roofs.values()], default=low_x)
+    for name, rate in peaks.items():
+        begin = min([rate / r for r in roofs.values()], default=left)
+        lines += [
+            {"x": begin, "y": rate / 1e9, "line": name},
+            {"x": high_x, "y": rate / 1e9, "line": name},
+        ]
+        labels.append(
+            {"x": high_x, "y": rate / 1e9, "text": f"{name} {flops(rate)}/s", "right": True}
+        )
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "title": "FLOP a byte of inputs and output",
+        "scale": {"type": "log", "domain": [low_x, high_x], "nice": False},
+        "axis": {"format": "~g", "labelOverlap": True, "tickCount": 6},
+    }
+    y = {
+        "field": "y",
+        "type": "quantitative",
+        "title": "GFLOP/s",
+        "scale": {"type": "log", "domain": [low_y / 1e9, high_y / 1e9], "nice": False},
+        "axis": {"format": "~g", "labelOverlap": True, "tickCount": 6},
+    }
+    text = {"type": "text", "fontSize": 10.5, "fill": "var(--muted)", "dy": -6}
+    return {
+        "width": WIDTH - 50,
+        "height": 380,
+        "layer": [
+            {
+                "data": {"values": lines},
+                "mark": {"type": "line", "color": "var(--roof)", "strokeWidth": 1.3, "clip": True},
+                "encoding": {"x": x, "y": y, "detail": {"field": "line"}},
+            },
+            {
+                "data": {"values": points},
+                "mark": {
+                    "type": "circle",
+                    "opacity": 0.75,
+                    "stroke": "var(--paper)",
+                    "strokeWidth": 0.7,
+                },
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "size": {
+                        "field": "ms",
+                        "type": "quantitative",
+                        "scale": {"range": [28, 420]},
+                        "legend": None,
+                    },
+                    "color": colour(points),
+                    "href": {"field": "href"},
+                    "description": {"field": "text"},
+                },
+            },
+            *(
+                {
+                    "data": {"values": [v for v in labels if bool(v.get("right")) is right]},
+                    "mark": {**text, **halo, "align": "right" if right else "left"},
+                    "encoding": {"x": x, "y": y, "text": {"field": "text"}},
+                }
+                for right in (False, True)
+                # first what keeps a line from crossing out the letters
+                for halo in ({"stroke": "var(--paper)", "strokeWidth": 4}, {})
+            ),
+        ],
+    }
