@@ -25,8 +25,8 @@ SITE = ["mkdocs-material"]
 # Compiling for NVIDIA GPUs, with no toolkit and no GPU: NVRTC and its bindings, of one version, so
 # that the code is the same everywhere. CUDA 13 starts at sm_75.
 CUDA = ["cuda-bindings==13.0.*", "nvidia-cuda-nvrtc==13.0.*"]
-# The HTML report: vl-convert-python has Vega-Lite inside and draws its charts, fast-sugiyama lays out
-# the graph, jinja2 puts the page together. 35 MB, nearly all of it vl-convert's.
+# The HTML report: vl-convert-python draws charts (Vega-Lite is inside), fast-sugiyama lays out the
+# graph, jinja2 puts the page together. 35 MB to download, nearly all of it vl-convert's.
 REPORT = ["vl-convert-python", "fast-sugiyama; python_version >= '3.11'", "jinja2"]
 # What reads machine code for GPUs, in tests alone.
 CUDA_TOOLS = ["nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump"]

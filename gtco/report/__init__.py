@@ -2,9 +2,9 @@
 
 - ``facts.py``: the value; ``schema.json`` describes its JSON;
 - ``gather.py``: a library's metadata -> facts; ``measured.py`` adds times, ``compiled.py`` what a
-  compile knows; ``roofs.py`` and ``words.py`` say what they mean;
+  compile knows; ``bounds.py`` and ``words.py`` say what they mean;
 - ``difference.py``: the facts of two libraries, stage by stage;
-- ``page.py``: facts -> HTML, with ``graph.py`` and ``charts.py`` for the pictures.
+- ``page.py``: facts -> HTML, with ``graph.py``, ``charts.py`` and ``roofline.py`` for the pictures.
 
 The page needs the packages of the extra ``report``; the JSON needs none of them.
 """

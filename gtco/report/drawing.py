@@ -72,10 +72,13 @@ def svg(chart: Mapping[str, Any], name: str, label: str, prefix: str = "") -> st
     schema = "https://vega.github.io/schema/vega-lite/v6.json"
     spec = {"$schema": schema, "config": CONFIG, "padding": PADDING, **chart}
     drawn: str = vegalite_to_svg(spec, vl_version=VERSION)
-    drawn = re.sub(r'(id="|url\(#)', rf"\g<1>{name}-", drawn)
-    # vl-convert takes a fragment for an address in the web. The table has the same links, so those
-    # of pictures are not stops of the Tab key.
-    drawn = re.sub(r'<a xlink:href="[^"#]*#', '<a tabindex="-1" href="#' + prefix, drawn)
+    # Vega numbers clip paths through all pictures of the process, and a page has each id once.
+    for number, clip in enumerate(dict.fromkeys(re.findall(r'id="(\w+)"', drawn))):
+        drawn = re.sub(rf"(id=\"|url\(#){clip}\b", rf"\g<1>{name}-{number}", drawn)
+    # vl-convert takes a fragment for an address in the web, and no link for one too. The table has
+    # the same links, so those of pictures are not stops of the Tab key.
+    drawn = re.sub(r'<a xlink:href="[^"#]*">(.*?)</a>', r"\1", drawn)
+    drawn = re.sub(r'<a xlink:href="[^"#]*#', f'<a tabindex="-1" href="#{prefix}', drawn)
     drawn = re.sub(
         r'<(path|text|line) aria-label="([^"]*)"([^>]*)/>', r"<\1\3><title>\2</title></\1>", drawn
     )

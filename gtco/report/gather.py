@@ -17,12 +17,13 @@ from gtco.report.facts import (
     StageFacts,
     Tensor,
 )
-from gtco.report.roofs import bound_of, nominal, target_of
+from gtco.report.bounds import bound_of, nominal, target_of
 from gtco.report.words import decisions, instructions, number_format
 from gtco.runtime.library import check_model, read_metadata
 from gtco.runtime.plan import DTYPES
 from gtco.runtime.publish import weights_beside
 from gtco.runtime.variants import choose, described_variants
+from gtco.support.errors import ArtifactError
 
 # of a buffer that no stage wrote
 PLACES: Mapping[str, Place] = {"input": "input", "weight": "weight"}
@@ -36,6 +37,11 @@ def gather(library: Path, dims: Mapping[str, int] | None = None) -> Facts:
     """
     metadata = read_metadata(library)
     check_model(library, metadata)
+    if not isinstance(metadata.get("target"), Mapping):
+        raise ArtifactError(
+            f"{library} does not say what it was compiled for, which gtco compile writes into every "
+            "library: compile the model again"
+        )
     target = target_of(metadata)
     threads = metadata.get("threads") or target.cores
     machine = nominal(target, threads, f"the constants of {target.name} in the library")
@@ -146,10 +152,10 @@ def stage_facts(
     return StageFacts(
         number=number,
         name=step["name"],
-        key=step["key"],
+        key=step.get("key", ""),
         kernel=step["kernel"],
         sketch=config.get("sketch", ""),
-        structure=step["structure"],
+        structure=step.get("structure", ""),
         operators=tuple(map(Operator, kinds, nodes, results)),
         inputs=inputs,
         output=output,

@@ -27,6 +27,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 NEEDED = {"vl_convert": "vl-convert-python", "fast_sugiyama": "fast-sugiyama", "jinja2": "jinja2"}
 MOST_VARIANTS = 3  # that a page shows in full
 HEAVIEST = 8
+MOST_BYTES = 3_000_000  # what mail takes and a browser opens at once
+NAMES = (1000, 72, 36)  # characters of a name: fewer where the page would have more bytes
 
 
 def check_installed() -> None:
@@ -70,17 +72,22 @@ def page(facts: Facts) -> str:
         view(facts, model, f"v{number}-" if number else "") for number, model in enumerate(shown)
     ]
     heaviest = sorted(shown[0].stages, key=lambda s: -s.seconds)[:HEAVIEST]
-    return render(
-        "report.html.j2",
-        title=f"{facts.name}: gtco report",
-        facts=facts,
-        views=views,
-        heaviest=heaviest,
-        hidden=len(facts.models) - len(shown),
-        longest={
-            id(stage): max(s.seconds for s in one.stages) for one in shown for stage in one.stages
-        },
-    )
+    longest = {id(s): max(s.seconds for s in one.stages) for one in shown for s in one.stages}
+    drawn = ""
+    for names in NAMES:
+        drawn = render(
+            "report.html.j2",
+            title=f"{facts.name}: gtco report",
+            facts=facts,
+            views=views,
+            heaviest=heaviest,
+            hidden=len(facts.models) - len(shown),
+            longest=longest,
+            names=names,
+        )
+        if len(drawn.encode()) < MOST_BYTES:
+            break
+    return drawn
 
 
 def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
@@ -209,13 +216,16 @@ def unattributed(model: ModelFacts) -> str:
     return f"{said}."
 
 
-def render(template: str, longest: Mapping[int, float] | None = None, **values: Any) -> str:
+def render(
+    template: str,
+    longest: Mapping[int, float] | None = None,
+    names: int = NAMES[0],
+    **values: Any,
+) -> str:
+    """The page of a template. ``longest``: by a stage's id the seconds of its model's longest
+    stage; ``names``: the most characters of a name that the details of a stage show.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup, escape
-
-    def breakable(value: str) -> Markup:
-        """The text with places where a long name may be broken: after dots, bars and slashes."""
-        return Markup("".join(f"{escape(c)}<wbr>" if c in "./_:" else escape(c) for c in value))
 
     def heat(stage: StageFacts) -> float:
         most = (longest or {}).get(id(stage), 0.0)
@@ -229,7 +239,6 @@ def render(template: str, longest: Mapping[int, float] | None = None, **values: 
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "breakable": breakable,
         "capitalize_first": lambda value: value[:1].upper() + value[1:],
         "config": lambda value: " ".join(f"{k}={v}" for k, v in value.items()),
         "error": lambda value: text.NONE if value is None else f"{value:.2e}",
@@ -241,6 +250,7 @@ def render(template: str, longest: Mapping[int, float] | None = None, **values: 
         "launch_value": launch_value,
         "middle": text.middle,
         "ms": text.milliseconds,
+        "name": lambda value: text.middle(value, names),
         "nbytes": text.nbytes,
         "num": lambda value: f"{value:g}",
         "percent": text.percent,

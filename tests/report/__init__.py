@@ -1,0 +1,1 @@
+"""Tests of gtco/report: facts, pages, and pages in a browser."""

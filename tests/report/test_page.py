@@ -1,0 +1,249 @@
+"""The page: its structure, what it loads, its size; libraries with hostile names; GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from gtco import cli
+from gtco.report import page as page_module
+from gtco.report.compiled import with_report
+from gtco.report.difference import difference
+from gtco.report.facts import Facts, Measurement, Timing
+from gtco.report.gather import judged
+from gtco.report.page import MOST_BYTES, TEMPLATES, difference_page, page
+from gtco.report.text import count, middle, milliseconds, percent
+
+VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
+
+
+class Parsed(HTMLParser):
+    """The ids, links, tags and text of a page. Raises if its tags do not close each other."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.ids: list[str] = []
+        self.links: list[dict[str, str]] = []
+        self.tags: Counter[str] = Counter()
+        self.loads: list[str] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self._open, self._open
+
+    def handle_starttag(self, tag, attrs):
+        known = {name: value or "" for name, value in attrs}
+        assert len(known) == len(attrs), (tag, attrs)
+        self.tags[tag] += 1
+        if "id" in known:
+            self.ids.append(known["id"])
+        if tag == "a":
+            self.links.append(known)
+        for name in ("src", "srcset", "data", "poster", "action", "xlink:href", "href"):
+            if name in known and not known[name].startswith("#"):
+                self.loads.append(known[name])
+        assert not any(name.startswith("on") for name in known), (tag, attrs)
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag):
+        assert self._open and self._open.pop() == tag, (tag, self.getpos())
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] not in ("style", "script"):
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.texts).split())
+
+
+def timed(facts: Facts) -> Facts:
+    """The facts as if every stage took twice the predicted time."""
+    models = []
+    for model in facts.models:
+        stages = tuple(
+            replace(s, measured=Timing(s.predicted_seconds, 2 * s.predicted_seconds, 9e-3))
+            for s in model.stages
+        )
+        total = sum(stage.measured.median for stage in stages)
+        whole = Timing(total, total + 1e-3, total + 2e-3)
+        found = Measurement(20, 1, whole, total, total, 1e-3)
+        models.append(replace(model, stages=stages, measurement=found, unmeasured=""))
+    return judged(replace(facts, models=tuple(models)), facts.machine)
+
+
+def check(text: str) -> Parsed:
+    """What holds for every page."""
+    seen = Parsed(text)
+    twice = [name for name, times in Counter(seen.ids).items() if times > 1]
+    assert not twice
+    assert not seen.loads, "a page loads nothing"
+    outside = re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'<]*|url\((?!#)[^)]*\)|@import", text)
+    assert {link for link in outside if "www.w3.org" not in link} == set()
+    assert len(text.encode()) < MOST_BYTES
+    missing = {link["href"] for link in seen.links} - {f"#{name}" for name in seen.ids}
+    assert not missing, "links lead nowhere"
+    return seen
+
+
+def test_every_stage_is_reached_from_the_graph_the_charts_and_the_table(made):
+    facts = with_report(timed(made.facts), made.report)
+    seen = check(page(facts))
+    (model,) = facts.models
+    for stage in model.stages:
+        to = [link for link in seen.links if link["href"] == f"#stage-{stage.number}"]
+        boxes = [link for link in to if link.get("id") == f"box-{stage.number}"]
+        assert len(boxes) == 1 and stage.name in boxes[0]["aria-label"]
+        assert f"stage-{stage.number}" in seen.ids
+        pictures = [link for link in to if link.get("tabindex") == "-1"]
+        assert len(pictures) >= 2, "the strip and the roofline"
+        plain = [link for link in to if link not in boxes and link not in pictures]
+        assert plain, "the table"
+        for op in stage.operators:
+            assert op.kind in seen.text and op.node in seen.text
+    words = "unattributed", "of the roofline", "99th percentile", "AVX", "Agrees with ONNX Runtime"
+    for word in (*words, *(d["case"] for d in model.verification["differences"])):
+        assert word in seen.text, word
+    assert seen.tags["svg"] == 6 and seen.tags["table"] == 2 and seen.tags["h1"] == 1
+
+
+def test_the_same_facts_are_the_same_page(made):
+    facts = with_report(timed(made.facts), made.report)
+    assert page(facts) == page(facts)
+    assert page(made.facts) != page(facts)
+
+
+def test_a_page_without_measurements_says_so(made):
+    seen = check(page(made.facts))
+    assert "Not measured. Times below are predicted" in seen.text
+    assert "unattributed" not in seen.text
+
+
+def test_names_of_a_model_cannot_break_out(made):
+    evil = "<img src=x onerror=alert(1)>\"'</script></svg>&amp;"
+    (model,) = made.facts.models
+    stages = tuple(
+        replace(
+            stage,
+            name=evil,
+            operators=tuple(replace(op, node=evil) for op in stage.operators),
+            output=replace(stage.output, name=evil),
+            inputs=tuple(replace(t, name=evil) for t in stage.inputs),
+        )
+        for stage in model.stages
+    )
+    facts = replace(
+        made.facts, name=evil, file=evil, notes=(evil,), models=(replace(model, stages=stages),)
+    )
+    seen = check(page(timed(facts)))
+    assert seen.tags["img"] == 0 and seen.tags["script"] == 1
+    assert evil in "".join(seen.texts)
+    assert check(difference_page(difference(facts, timed(facts)))).tags["img"] == 0
+
+
+def test_a_large_model_stays_below_the_size_that_mail_takes(made):
+    """Six hundred stages in a row, with long names."""
+    (model,) = made.facts.models
+    long = "model.encoder.layers.11.self_attention.query_key_value.projection." * 2
+    count = len(model.stages)
+    stages = []
+    for number in range(600):
+        of = model.stages[number % count]
+        before = (number - 1,) if number else ()
+        inputs = [replace(t, name=long, stage=None, place="weight") for t in of.inputs]
+        if number:
+            inputs[0] = replace(inputs[0], stage=number - 1, place="stage")
+        stages.append(
+            replace(
+                of,
+                number=number,
+                name=f"{long}{number}",
+                operators=tuple(replace(op, node=long) for op in of.operators),
+                inputs=tuple(inputs),
+                output=replace(of.output, stage=number, place="stage"),
+                read_by=(number + 1,) if number < 599 else (),
+            )
+        )
+        assert stages[-1].reads == before
+    large = replace(model, stages=tuple(stages), arena=())
+    check(page(timed(replace(made.facts, models=(large,)))))
+
+
+def test_every_variant_has_its_own_ids(shaped):
+    seen = check(page(timed(shaped.facts)))
+    assert "batch=1" in seen.text and "batch=3" in seen.text
+    for model, prefix in zip(shaped.facts.models, ("", "v1-"), strict=True):
+        for stage in model.stages:
+            assert f"{prefix}stage-{stage.number}" in seen.ids
+    many = replace(shaped.facts, models=shaped.facts.models * 3)
+    assert "The library has 3 more variants" in check(page(many)).text
+
+
+def test_the_command_writes_the_page(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", str(made.library), "--no-run"]) == 0
+    assert "block.html" in capsys.readouterr().out
+    assert (tmp_path / "block.html").read_text() == page(made.facts)
+    with pytest.raises(SystemExit):
+        cli.main(["report", str(made.library), "--no-run", "-o", "gone/x.html"])
+    assert "the folder 'gone' does not exist" in capsys.readouterr().err
+    assert cli.main(["report", str(made.library), "--no-run", "-o", "y.html", "--dim", "a=1"]) == 1
+
+
+def test_without_the_extra_the_error_names_it_and_json_works(made, monkeypatch, capsys):
+    monkeypatch.setattr(page_module, "find_spec", lambda name: None)
+    for command in (["report", str(made.library)], ["compile", "m.onnx", "--report", "r.html"]):
+        assert cli.main(command) == 1
+        said = capsys.readouterr().err
+        assert "pip install 'gtco[report]'" in said and "vl-convert-python" in said
+    assert cli.main(["report", str(made.library), "--json", "--no-run"]) == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_on_its_paper(scheme):
+    """WCAG's contrast of 4.5 for text, 3 for the colours of families."""
+    style = (TEMPLATES / "style.css").read_text()
+    blocks = re.findall(r":root \{([^}]*)\}", style)
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{3,6})", blocks[scheme == "dark"]))
+    for paper in ("paper", "panel"):
+        for ink in ("ink", "muted", "link"):
+            assert contrast(colours[ink], colours[paper]) >= 4.5, (ink, paper)
+    assert contrast(colours["ink"], colours["note"]) >= 4.5
+    for family in ("products", "convolutions", "normalisation", "fallback", "elementwise"):
+        assert contrast(colours[family], colours["paper"]) >= 3, family
+
+
+def contrast(one: str, other: str) -> float:
+    """https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio"""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_numbers_and_names():
+    assert [milliseconds(s) for s in (None, 1.5, 0.1234, 0.01234, 1.234e-4, 1.2e-6)] == [
+        *("\N{EN DASH}", "1,500 ms", "123.4 ms", "12.34 ms", "0.123 ms", "0.0012 ms")
+    ]
+    assert [percent(x) for x in (None, 0.5, 0.0995, 0.0123, 0.0001, 1.2)] == [
+        *("\N{EN DASH}", "50%", "10%", "1.2%", "<0.1%", "120%")
+    ]
+    assert (
+        count(1.5e6, "B") == "1.5 MB" and count(12, "B") == "12 B" and count(999e9, "F") == "999 GF"
+    )
+    assert middle("abcdefghij", 7) == "abc…hij" and middle("abc", 3) == "abc"
