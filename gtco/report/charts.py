@@ -148,7 +148,7 @@ def in_order(model: ModelFacts) -> dict[str, Any]:
                 "to": end,
                 "family": family(stage),
                 "href": f"#stage-{stage.number}",
-                "text": f"{stage.number} {stage.name}: {time_text(stage.seconds, model.seconds)}",
+                "text": f"{stage.number} {middle(stage.name, 60)}: {time_text(stage.seconds, model.seconds)}",
             }
         )
         at = end
@@ -197,7 +197,7 @@ def memory(model: ModelFacts) -> dict[str, Any]:
             "high": (place.offset + place.nbytes) / 1e6,
             "family": family(model.stages[place.stage]),
             "href": f"#stage-{place.stage}",
-            "text": f"{name}: {nbytes(place.nbytes)} at {nbytes(place.offset)}, "
+            "text": f"{middle(name, 60)}: {nbytes(place.nbytes)} at {nbytes(place.offset)}, "
             f"stages {place.first} to {place.last}",
         }
         for place in model.arena

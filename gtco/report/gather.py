@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gtco.report.bounds import bound_of, nominal, target_of
 from gtco.report.facts import (
     ArenaPlace,
     Facts,
@@ -17,7 +18,6 @@ from gtco.report.facts import (
     StageFacts,
     Tensor,
 )
-from gtco.report.bounds import bound_of, nominal, target_of
 from gtco.report.words import decisions, instructions, number_format
 from gtco.runtime.library import check_model, read_metadata
 from gtco.runtime.plan import DTYPES
@@ -39,8 +39,8 @@ def gather(library: Path, dims: Mapping[str, int] | None = None) -> Facts:
     check_model(library, metadata)
     if not isinstance(metadata.get("target"), Mapping):
         raise ArtifactError(
-            f"{library} does not say what it was compiled for, which gtco compile writes into every "
-            "library: compile the model again"
+            f"{library} does not say what it was compiled for, as every library of gtco compile "
+            "does: compile the model again"
         )
     target = target_of(metadata)
     threads = metadata.get("threads") or target.cores

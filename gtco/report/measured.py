@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from gtco.machine.target import cpu_name, detect
+from gtco.report.bounds import bandwidths, capacities, nominal
 from gtco.report.facts import Facts, Machine, Measurement, ModelFacts, Timing
 from gtco.report.gather import judged
-from gtco.report.bounds import bandwidths, capacities, nominal
 from gtco.runtime.module import Model, load
 from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import PACKAGES, ArtifactError, GtcoError

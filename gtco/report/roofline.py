@@ -7,7 +7,7 @@ from typing import Any
 from gtco.report.drawing import WIDTH, colour, time_text
 from gtco.report.facts import Facts, ModelFacts
 from gtco.report.families import family
-from gtco.report.text import flops, nbytes, percent
+from gtco.report.text import flops, middle, nbytes, percent
 
 
 def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
             "ms": 1e3 * s.seconds,
             "family": family(s),
             "href": f"#stage-{s.number}",
-            "text": f"{s.number} {s.name}: {flops(s.flops / s.seconds)}/s, "
+            "text": f"{s.number} {middle(s.name, 60)}: {flops(s.flops / s.seconds)}/s, "
             f"{s.flops / s.nbytes:.3g} FLOP a byte, {time_text(s.seconds, model.seconds)}, "
             f"{percent(s.roofline)} of the roofline",
         }
