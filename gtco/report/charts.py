@@ -148,7 +148,8 @@ def in_order(model: ModelFacts) -> dict[str, Any]:
                 "to": end,
                 "family": family(stage),
                 "href": f"#stage-{stage.number}",
-                "text": f"{stage.number} {middle(stage.name, 60)}: {time_text(stage.seconds, model.seconds)}",
+                "text": f"{stage.number} {middle(stage.name, 60)}: "
+                f"{time_text(stage.seconds, model.seconds)}",
             }
         )
         at = end
