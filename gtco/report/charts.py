@@ -91,6 +91,7 @@ def rows_chart(rows: Sequence[Mapping[str, Any]], tick: str) -> dict[str, Any]:
         "field": "ms",
         "type": "quantitative",
         "title": "milliseconds of a run",
+        "axis": {"tickCount": 8, "labelOverlap": True},
         "scale": {"domain": [0, 1.35 * most]},
     }
     layers: list[dict[str, Any]] = [
@@ -176,7 +177,7 @@ def in_order(model: ModelFacts) -> dict[str, Any]:
                 "type": "quantitative",
                 "title": "milliseconds since the start of a run",
                 "scale": {"domain": [0, at or 1], "nice": False},
-                "axis": {"grid": False},
+                "axis": {"grid": False, "tickCount": 8, "labelOverlap": True},
             },
             "x2": {"field": "to"},
             "color": colour(rows),
@@ -282,6 +283,18 @@ def errors(verification: Mapping[str, Any]) -> dict[str, Any]:
                 "data": {"values": [{"error": verification["tolerance"]}]},
                 "mark": {"type": "rule", "color": "var(--fallback)", "strokeDash": [4, 3]},
                 "encoding": {"x": x},
+            },
+            {
+                "data": {"values": [{"error": verification["tolerance"], "text": "tolerance"}]},
+                "mark": {
+                    "type": "text",
+                    "align": "right",
+                    "baseline": "bottom",
+                    "dx": -4,
+                    "fontSize": 10.5,
+                    "fill": "var(--muted)",
+                },
+                "encoding": {"x": x, "y": {"value": 12}, "text": {"field": "text"}},
             },
         ],
     }

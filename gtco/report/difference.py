@@ -161,11 +161,16 @@ def changed(before: StageFacts, after: StageFacts) -> tuple[str, ...]:
     }
     said += [f"{name}: {old} → {new}" for name, (old, new) in pairs.items() if old != new]
     choices = [{d.name: d.value for d in stage.config} for stage in (before, after)]
-    for name in dict.fromkeys([*choices[0], *choices[1]]):
-        old, new = (str(chosen.get(name, "none")) for chosen in choices)
-        if old != new:
-            said.append(f"{name}: {old} → {new}")
-    return tuple(said)
+    return (*said, *changed_choices(*choices))
+
+
+def changed_choices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The decisions of a config that are other ones now: ``tile: 6x4 → 12x2``."""
+    pairs = {
+        name: (str(before.get(name, "none")), str(after.get(name, "none")))
+        for name in dict.fromkeys([*before, *after])
+    }
+    return [f"{name}: {old} → {new}" for name, (old, new) in pairs.items() if old != new]
 
 
 def _kinds(stage: StageFacts) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gtco.report import charts, text
-from gtco.report.difference import Difference, ModelDifference, Row
+from gtco.report.difference import Difference, ModelDifference, Row, changed_choices
 from gtco.report.drawing import svg
 from gtco.report.facts import Facts, ModelFacts, StageFacts
 from gtco.report.families import family
@@ -83,6 +83,7 @@ def page(facts: Facts) -> str:
             heaviest=heaviest,
             hidden=len(facts.models) - len(shown),
             longest=longest,
+            units="multiprocessors" if facts.target.startswith("cuda") else "threads",
             names=names,
         )
         if len(drawn.encode()) < MOST_BYTES:
@@ -240,7 +241,7 @@ def render(
     )
     environment.filters |= {
         "capitalize_first": lambda value: value[:1].upper() + value[1:],
-        "config": lambda value: " ".join(f"{k}={v}" for k, v in value.items()),
+        "changes": lambda first, last: "; ".join(changed_choices(first, last)),
         "error": lambda value: text.NONE if value is None else f"{value:.2e}",
         "family": family,
         "family_class": lambda stage: family(stage).replace("-", ""),

@@ -47,22 +47,29 @@ _VALUES = {
     ("prefetch", "next"): "the next panel of weights is prefetched while one computes",
     ("prefetch", "both"): "the next panel of weights is prefetched, and this one 16 steps ahead",
 }
+_TEXTS = {
+    "row": "the instruction of the Tensor Cores that multiplies",
+    "mapping": "which loops of the product become its rows, columns and depth",
+    "block": "rows, columns and depth that a block of threads multiplies",
+    "warps": "rows and columns of a warp's tile, and the warps that share it",
+}
 _NUMBERS = {
     "chunks_m": "rows are cut into {} for tasks",
     "chunks_n": "columns are cut into {} for tasks",
-    "kc": "{} steps of k at once: the block of B that stays in a cache",
-    "mc": "{} blocks of rows at once",
+    "kc": "steps of k at once, the block of B that stays in a cache: {}",
+    "mc": "blocks of rows at once: {}",
     "m": "output tiles of {0} x {0}",
-    "rows": "{} rows at once",
-    "columns": "{} columns are summed side by side",
-    "channels": "{} channels a task",
-    "threads": "{} threads work together",
-    "vector": "{} neighbours are read and written at once",
-    "repeat": "{} of them by each thread",
-    "strip": "{} results of a strip by each thread",
-    "neighbours": "{} neighbours by each thread",
+    "rows": "rows at once: {}",
+    "columns": "columns that are summed side by side: {}",
+    "channels": "channels of a task: {}",
+    "threads": "threads that work together: {}",
+    "vector": "neighbours that are read and written at once: {}",
+    "repeat": "how often by each thread: {}",
+    "strip": "results of a strip by each thread: {}",
+    "neighbours": "neighbours by each thread: {}",
     "split": "k is cut into {} for blocks that add up their sums",
-    "group": "{} rows of blocks next to each other, for L2",
+    "group": "blocks are launched in groups of {}, which share operands in L2",
+    "stages": "slices of the operands in shared memory at once: {}",
 }
 
 
@@ -130,7 +137,7 @@ def _words(name: str, value: Any, config: Mapping[str, Any], target: Mapping[str
     if name in _NUMBERS and isinstance(value, int):
         pieces = "1 piece" if value == 1 else f"{value} pieces"
         return _NUMBERS[name].format(pieces if "cut into" in _NUMBERS[name] else value)
-    return ""
+    return _TEXTS.get(name, "")
 
 
 def sketch_words(sketch: str) -> str:

@@ -258,3 +258,10 @@ def test_libraries_of_older_versions(made):
 def test_a_library_that_no_compile_made_is_refused(library, capsys):  # noqa: F811
     assert cli.main(["report", str(library), "--json", "--no-run"]) == 1
     assert "does not say what it was compiled for" in capsys.readouterr().err
+
+
+def test_the_page_of_docs_names_every_field(root):
+    text = (root / "docs" / "report.md").read_text()
+    for kind in ("report", "machine", "model", "measurement", "stage", "timing", "row"):
+        missing = [n for n in SCHEMA["$defs"][kind]["properties"] if f"`{n}`" not in text]
+        assert set(missing) <= {"format", "version"}, (kind, missing)
