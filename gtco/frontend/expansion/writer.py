@@ -62,6 +62,7 @@ class Writer:
         self._taken = _names(model.graph)
         self._given_out = {value.name for value in model.graph.output}
         self._label = ""
+        self._tensors: dict[str, onnx.TensorProto] = {}
         for value in model.graph.input:
             self.types[value.name] = value.type
         for tensor in model.graph.initializer:
@@ -72,8 +73,15 @@ class Writer:
     def know(self, tensor: onnx.TensorProto) -> None:
         """Records an initializer's type and, if it is small, its value."""
         self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        self._tensors[tensor.name] = tensor
         if prod(tensor.dims) <= _SMALL and tensor.data_type != onnx.TensorProto.STRING:
             self.values[tensor.name] = numpy_helper.to_array(tensor)
+
+    def array(self, name: str) -> numpy.ndarray:
+        """The value of an initializer of any size. Raises :class:`Unsuitable` for other tensors."""
+        if name not in self._tensors:
+            raise Unsuitable(f"its input '{name}' is known only at run time: make it a constant")
+        return numpy_helper.to_array(self._tensors[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
         kind = self.types.get(name)
@@ -123,6 +131,13 @@ class Writer:
         node = helper.make_node(kind, inputs, [output], name=name, domain=domain, **attributes)
         self.append(node)
         return output
+
+    def several(self, kind: str, count: int, *inputs: str) -> list[str]:
+        """Adds a node of several outputs. Returns them."""
+        name = f"{self._label}/{kind}"
+        outputs = [self.fresh(f"{name}_output{place}") for place in range(count)]
+        self.append(helper.make_node(kind, inputs, outputs, name=name))
+        return outputs
 
     def append(self, node: onnx.NodeProto) -> None:
         """Adds a finished node. If its results are small and known, they become initializers,
