@@ -297,7 +297,14 @@ def _require_type(what: str, number: int) -> None:
         raise UnsupportedError(
             f"{what} has elements of type {DTYPES.get(number, f'number {number}')}, which gtco "
             f"does not support; it supports {', '.join(ITEM_BYTES)}"
+            f", and constants of int4, uint4, int2 and uint2{_narrower(number)}"
         )
+
+
+def _narrower(number: int) -> str:
+    """What to do about floats of 8 bits and fewer."""
+    floats = DTYPES.get(number, "").startswith(("float8", "float4"))
+    return ". Quantize the model to int8 instead" if floats else ""
 
 
 def _type(value: onnx.ValueInfoProto) -> TensorType:

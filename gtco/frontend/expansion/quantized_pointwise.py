@@ -204,8 +204,9 @@ def _by_axis(
     if not -len(shape) <= axis < len(shape):
         raise Unsuitable(f"its axis {axis} is none of the {len(shape)} of its input")
     axis %= len(shape)
+    left_out = not zero
     scale, zero = parameters(w, scale, zero, dtype, shape[axis])
-    if len({w.shape(scale), w.shape(zero)}) > 1:
+    if w.shape(scale) != w.shape(zero) and not left_out:
         raise Unsuitable("its scale and its zero point have different shapes")
     apart = (shape[axis], *[1] * (len(shape) - axis - 1))
     return tuple(v if w.shape(v) == () else w.reshape(v, apart) for v in (scale, zero))  # type: ignore[return-value]
