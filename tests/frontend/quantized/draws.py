@@ -281,6 +281,8 @@ def _shapes(d: Drawing, blocks: bool) -> tuple[list[int], list[int], dict[str, i
     shape = [d.size() for _ in range(d.size(4))]
     axis = int(d.rng.integers(-len(shape), len(shape)))
     if blocks:
+        if len(shape) == 1:  # ONNX Runtime takes one scale of one axis for that of the tensor
+            shape.insert(0, 2)
         block = d.size(min(4, shape[axis]))
         scales = list(shape)
         scales[axis] = -(-shape[axis] // block)

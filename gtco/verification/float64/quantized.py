@@ -1,0 +1,312 @@
+"""Quantized operators in numpy: those of ONNX that ``onnx.reference`` rounds in its own way, and
+those of ONNX Runtime.
+
+Integers are summed in float64, which holds every sum exactly. A result is rounded to a whole step
+before its zero point is added, as ONNX's QuantizeLinear and ONNX Runtime do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx.reference.op_run import OpRun
+
+from gtco.tensor import special_functions
+from gtco.verification.float64.operators import MICROSOFT, arithmetic, operand
+from gtco.verification.float64.spatial import averages, convolution
+
+Array = NDArray[Any]
+_PER_AXIS_SOFTMAX = 13
+
+
+def _steps(x: Array, zero: Array | None, axis: int | None = None) -> Array:
+    """x - zero in float64, the zero point along ``axis`` if it has several elements."""
+    wide: Array = x.astype(np.float64)
+    return wide if zero is None else wide - _along(zero, wide.ndim, axis).astype(np.float64)
+
+
+def _along(v: Array, rank: int, axis: int | None) -> Array:
+    if v.size == 1:
+        return v.reshape(())
+    if v.ndim != 1 or axis is None:
+        return v
+    return v.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+
+
+def _real(x: Array, scale: Array, zero: Array | None) -> Array:
+    """The dequantized tensor, in the dtype of the evaluation."""
+    real: Array = _steps(x, zero).astype(arithmetic.rules.dtype) * _along(scale, x.ndim, None)
+    return real
+
+
+def _quantized(y: Array, zero: Array | None, dtype: Any) -> Array:
+    """clip(round(y) + zero); y is in steps."""
+    bounds = np.iinfo(dtype)
+    shift = 0 if zero is None else _along(zero, y.ndim, None).astype(np.float64)
+    held: Array = np.clip(np.rint(y) + shift, bounds.min, bounds.max).astype(dtype)
+    return held
+
+
+def _rows(v: Array | None) -> Array | None:
+    """A scale or zero point for each row, as it broadcasts to the rows."""
+    return v[:, None] if v is not None and v.ndim == 1 and v.size > 1 else v
+
+
+def _product(a: Array, b: Array, a_zero: Array | None, b_zero: Array | None) -> Array:
+    result: Array = np.matmul(_steps(a, _rows(a_zero)), _steps(b, b_zero))
+    return result
+
+
+class MatMulInteger(OpRun):
+    op_domain = ""
+
+    def _run(self, a, b, a_zero=None, b_zero=None):  # type: ignore[no-untyped-def]
+        return (_product(a, b, a_zero, b_zero).astype(np.int64).astype(np.int32),)
+
+
+class QLinearMatMul(OpRun):
+    op_domain = ""
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero
+    ):
+        factor = _one(_rows(a_scale)) * _one(b_scale) / _one(_rows(y_scale))
+        y = _product(a, b, a_zero, b_zero) * factor
+        return (_quantized(y, _rows(y_zero), y_zero.dtype),)
+
+
+def _one(v: Array) -> Array:
+    return v.reshape(()) if v.size == 1 else v
+
+
+class ConvInteger(OpRun):
+    op_domain = ""
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, w, x_zero=None, w_zero=None, auto_pad="NOTSET", dilations=None, group=1,
+        kernel_shape=None, pads=None, strides=None,
+    ):  # fmt: skip
+        given = (auto_pad, dilations, group, pads, strides)
+        y = convolution(_steps(x, x_zero), _steps(w, w_zero, 0), *given)
+        return (y.astype(np.int32),)
+
+
+class QLinearConv(OpRun):
+    op_domain = ""
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, b=None, auto_pad="NOTSET",
+        channels_last=0, dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
+    ):  # fmt: skip
+        x = np.moveaxis(x, -1, 1) if channels_last else x
+        given = (auto_pad, dilations, group, pads, strides)
+        y = convolution(_steps(x, x_zero), _steps(w, w_zero, 0), *given)
+        if b is not None:
+            y = y + _along(b, y.ndim, 1)
+        y = y * (_one(x_scale) * _along(w_scale, y.ndim, 1) / _one(y_scale))
+        y = _quantized(y, y_zero, y_zero.dtype)
+        return (np.moveaxis(y, 1, -1) if channels_last else y,)
+
+
+class QGemm(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, a, a_scale, a_zero, b, b_scale, b_zero, c=None, y_scale=None, y_zero=None, alpha=1.0,
+        transA=0, transB=0,
+    ):  # fmt: skip
+        y = _product(a.T if transA else a, b.T if transB else b, a_zero, b_zero)
+        y = (y if c is None else y + c) * (alpha * _one(a_scale) * _one(b_scale))
+        if y_scale is None:
+            return (y.astype(arithmetic.rules.dtype),)
+        return (_quantized(y / _one(y_scale), y_zero, y_zero.dtype),)
+
+
+class MatMulIntegerToFloat(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, a, b, a_scale, b_scale, a_zero=None, b_zero=None, bias=None
+    ):
+        y = _product(a, b, a_zero, b_zero) * (_one(a_scale) * _one(b_scale))
+        return ((y if bias is None else y + bias).astype(arithmetic.rules.dtype),)
+
+
+class DynamicQuantizeMatMul(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(self, a, b, b_scale, b_zero=None, bias=None):  # type: ignore[no-untyped-def]
+        most, least = max(0.0, float(a.max(initial=0))), min(0.0, float(a.min(initial=0)))
+        scale = (most - least) / 255 or 1.0
+        zero = np.rint(np.clip(-least / scale, 0, 255))
+        steps = np.clip(np.rint(a / scale) + zero, 0, 255) - zero
+        y = np.matmul(steps, _steps(b, b_zero)) * (scale * _one(b_scale))
+        return ((y if bias is None else y + bias).astype(arithmetic.rules.dtype),)
+
+
+class MatMulNBits(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, a, b, scales, zeros=None, g_idx=None, bias=None, K=0, N=0, accuracy_level=0, bits=4,
+        block_size=0, weight_prepacked=0,
+    ):  # fmt: skip
+        if g_idx is not None or weight_prepacked:
+            raise NotImplementedError("MatMulNBits with an order of its own is not computed")
+        blocks = -(-K // block_size)
+        steps = _unpacked(b.reshape(N, -1), bits).reshape(N, blocks, block_size)
+        if zeros is None:
+            middle = np.full((N, blocks), 2.0 ** (bits - 1))
+        elif zeros.dtype == np.uint8:
+            middle = _unpacked(zeros.reshape(N, -1), bits)[:, :blocks]
+        else:
+            middle = zeros.reshape(N, blocks)
+        weights = (steps - middle[..., None]) * scales.reshape(N, blocks, 1)
+        weights = weights.reshape(N, -1)[:, :K].astype(a.dtype)
+        y = np.matmul(operand(a), operand(weights).T)
+        return (y if bias is None else y + bias,)
+
+
+def _unpacked(array: Array, bits: int) -> Array:
+    """The numbers in each byte as float64, side by side; the first is in the lowest bits."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    parts = (array[..., None] >> shifts) & np.uint8(2**bits - 1)
+    wide: Array = parts.reshape(*array.shape[:-1], -1).astype(np.float64)
+    return wide
+
+
+# between dequantizing and quantizing --------------------------------------------------------------
+class QLinearAdd(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, a, a_scale, a_zero, b, b_scale, b_zero, scale, zero=None
+    ):
+        y = _real(a, a_scale, a_zero) + _real(b, b_scale, b_zero)
+        return (_quantized(y / _one(scale), zero, a.dtype),)
+
+
+class QLinearMul(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, a, a_scale, a_zero, b, b_scale, b_zero, scale, zero=None
+    ):
+        y = _steps(a, a_zero) * _steps(b, b_zero) * (_one(a_scale) * _one(b_scale) / _one(scale))
+        return (_quantized(y, zero, a.dtype),)
+
+
+class QLinearWhere(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, condition, x, x_scale, x_zero, y, y_scale, y_zero, scale, zero
+    ):
+        chosen = np.where(condition, _real(x, x_scale, x_zero), _real(y, y_scale, y_zero))
+        return (_quantized(chosen / _one(scale), zero, x.dtype),)
+
+
+class QLinearConcat(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(self, scale, zero, *parts, axis=0):  # type: ignore[no-untyped-def]
+        triples = zip(parts[0::3], parts[1::3], parts[2::3], strict=True)
+        real = np.concatenate([_real(*triple) for triple in triples], axis=axis)
+        return (_quantized(real / _one(scale), zero, zero.dtype),)
+
+
+class QLinearSigmoid(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(self, x, x_scale, x_zero, scale, zero=None):  # type: ignore[no-untyped-def]
+        y = special_functions.sigmoid(_real(x, x_scale, x_zero))
+        return (_quantized(y / _one(scale), zero, x.dtype),)
+
+
+class QLinearLeakyRelu(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, x_scale, x_zero, scale, zero=None, alpha=0.01
+    ):
+        y = _real(x, x_scale, x_zero)
+        y = np.where(y < 0, y.dtype.type(alpha) * y, y)
+        return (_quantized(y / _one(scale), zero, x.dtype),)
+
+
+class QLinearSoftmax(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, x_scale, x_zero, scale, zero, axis=None, opset=_PER_AXIS_SOFTMAX
+    ):
+        y, single = _real(x, x_scale, x_zero), opset >= _PER_AXIS_SOFTMAX
+        axis = (-1 if single else 1) if axis is None else axis
+        axes = (axis,) if single else tuple(range(axis % max(x.ndim, 1), x.ndim))
+        e = np.exp(y - y.max(axis=axes, keepdims=True))
+        y = e / e.sum(axis=axes, keepdims=True)
+        return (_quantized(y / _one(scale), zero, x.dtype),)
+
+
+class QLinearReduceMean(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, x_scale, x_zero, scale, zero=None, axes=None, keepdims=1
+    ):
+        which = None if axes is None else tuple(axes)
+        y = _real(x, x_scale, x_zero).mean(axis=which, keepdims=bool(keepdims))
+        return (_quantized(y / _one(scale), zero, x.dtype),)
+
+
+class QLinearGlobalAveragePool(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, x_scale, x_zero, scale, zero, channels_last=0
+    ):
+        axes = tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
+        y = _real(x, x_scale, x_zero).mean(axis=axes, keepdims=True)
+        return (_quantized(y / _one(scale), zero, x.dtype),)
+
+
+class QLinearAveragePool(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, x_scale, x_zero, scale, zero=None, auto_pad="NOTSET", ceil_mode=0, channels_last=0,
+        count_include_pad=0, kernel_shape=None, pads=None, strides=None,
+    ):  # fmt: skip
+        y = _real(np.moveaxis(x, -1, 1) if channels_last else x, x_scale, x_zero)
+        y = averages(y, auto_pad, ceil_mode, count_include_pad, None, kernel_shape, pads, strides)
+        y = _quantized(y / _one(scale), zero, x.dtype)
+        return (np.moveaxis(y, 1, -1) if channels_last else y,)
+
+
+class QuantizeLinear(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(self, x, scale, zero=None, axis=None):  # type: ignore[no-untyped-def]
+        y = x / _along(scale, x.ndim, axis)
+        dtype = np.uint8 if zero is None else zero.dtype
+        return (_quantized(y, None if zero is None else _along(zero, x.ndim, axis), dtype),)
+
+
+class DequantizeLinear(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(self, x, scale, zero=None, axis=None):  # type: ignore[no-untyped-def]
+        steps = _steps(x, zero, axis).astype(arithmetic.rules.dtype)
+        return (steps * _along(scale, x.ndim, axis),)
+
+
+_CONV = type("QLinearConv", (QLinearConv,), {"op_domain": MICROSOFT})
+QUANTIZED: Sequence[type[OpRun]] = (
+    MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv, _CONV, QGemm, MatMulIntegerToFloat,
+    DynamicQuantizeMatMul, MatMulNBits, QLinearAdd, QLinearMul, QLinearWhere, QLinearConcat,
+    QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax, QLinearReduceMean, QLinearGlobalAveragePool,
+    QLinearAveragePool, QuantizeLinear, DequantizeLinear,
+)  # fmt: skip
