@@ -134,7 +134,8 @@ def test_weights_of_a_type_that_gtco_has_not() -> None:
     add = helper.make_node("Add", ["f", "x"], ["y"])
     spoilt = model(add, x=(FLOAT, (2, 2)))
     spoilt.graph.node.insert(0, node)
-    spoilt.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT8E4M3FN, [2, 2], [1] * 4))
+    narrow = helper.make_tensor("w", TensorProto.FLOAT8E4M3FN, [2, 2], [1] * 4)
+    spoilt.graph.initializer.append(narrow)
     spoilt.graph.initializer.append(helper.make_tensor("s", FLOAT, [2], [0.5, 0.25]))
     with pytest.raises(UnsupportedError, match=r"'w' \[2, 2\], which node 'd'.* of type float8"):
         load_onnx(spoilt)

@@ -1,9 +1,10 @@
 """Evaluates ONNX models in numpy, in float64 or with the roundings of float32 and narrower formats.
 
 The operators are those of ``onnx.reference``. gtco has its own (``operators.py``, ``spatial.py``,
-``resizing.py``, ``quantized.py``) where those are slow, use only float32, or lack something. Weights stay in their
-own format and are widened when they are used. A tensor is dropped after its last reader has run.
-Time and memory are bounded: :class:`Unjudged` says which operator or bound stopped an evaluation.
+``resizing.py``, ``quantized.py``) where those are slow, use only float32, or lack something.
+Weights stay in their own format and are widened when they are used. A tensor is dropped after its
+last reader has run. Time and memory are bounded: :class:`Unjudged` says which operator or bound
+stopped an evaluation.
 """
 
 from __future__ import annotations

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
+from gtco.support.dtypes import is_float
 from gtco.tensor import special_functions
 from gtco.verification.float64.operators import MICROSOFT, arithmetic, operand
 from gtco.verification.float64.spatial import averages, convolution
@@ -44,7 +46,7 @@ def _real(x: Array, scale: Array, zero: Array | None) -> Array:
 
 def _quantized(y: Array, zero: Array | None, dtype: Any) -> Array:
     """clip(round(y) + zero); y is in steps."""
-    bounds = np.iinfo(dtype)
+    bounds = ml_dtypes.iinfo(dtype)
     shift = 0 if zero is None else _along(zero, y.ndim, None).astype(np.float64)
     held: Array = np.clip(np.rint(y) + shift, bounds.min, bounds.max).astype(dtype)
     return held
@@ -78,8 +80,8 @@ class QLinearMatMul(OpRun):
         return (_quantized(y, _rows(y_zero), y_zero.dtype),)
 
 
-def _one(v: Array) -> Array:
-    return v.reshape(()) if v.size == 1 else v
+def _one(v: Array | None) -> Any:
+    return v.reshape(()) if v is not None and v.size == 1 else v
 
 
 class ConvInteger(OpRun):
@@ -286,27 +288,47 @@ class QLinearAveragePool(OpRun):
         return (np.moveaxis(y, 1, -1) if channels_last else y,)
 
 
+# quantizing and dequantizing, of both domains ----------------------------------------------------
 class QuantizeLinear(OpRun):
-    op_domain = MICROSOFT
+    op_domain = ""
 
-    def _run(self, x, scale, zero=None, axis=None):  # type: ignore[no-untyped-def]
-        y = x / _along(scale, x.ndim, axis)
-        dtype = np.uint8 if zero is None else zero.dtype
-        return (_quantized(y, None if zero is None else _along(zero, x.ndim, axis), dtype),)
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, scale, zero=None, axis=1, block_size=0, output_dtype=0, precision=0, saturate=1
+    ):
+        from onnx.helper import tensor_dtype_to_np_dtype
+
+        scale, zero = (_spread(v, x.shape, axis, block_size) for v in (scale, zero))
+        dtype = np.dtype(np.uint8) if zero is None else zero.dtype
+        if zero is None and output_dtype:
+            dtype = tensor_dtype_to_np_dtype(output_dtype)
+        if is_float(dtype):
+            raise NotImplementedError(f"quantizing to {dtype.name} is not computed")
+        return (_quantized(x / scale, zero, dtype),)
 
 
 class DequantizeLinear(OpRun):
-    op_domain = MICROSOFT
+    op_domain = ""
 
-    def _run(self, x, scale, zero=None, axis=None):  # type: ignore[no-untyped-def]
-        steps = _steps(x, zero, axis).astype(arithmetic.rules.dtype)
-        return (steps * _along(scale, x.ndim, axis),)
+    def _run(self, x, scale, zero=None, axis=1, block_size=0, output_dtype=0):  # type: ignore[no-untyped-def]
+        scale, zero = (_spread(v, x.shape, axis, block_size) for v in (scale, zero))
+        return (_steps(x, zero).astype(arithmetic.rules.dtype) * scale,)
 
 
-_CONV = type("QLinearConv", (QLinearConv,), {"op_domain": MICROSOFT})
+def _spread(v: Array | None, shape: Sequence[int], axis: int, block: int) -> Any:
+    """A scale or zero point as it broadcasts to a tensor of this shape."""
+    if v is None or v.size == 1:
+        return None if v is None else v.reshape(())
+    if block:
+        return np.repeat(v, block, axis=axis)[tuple(slice(n) for n in shape)]
+    return _along(v, len(shape), axis)
+
+
+# These have the same meaning in ONNX Runtime's domain.
+_SAME = (QLinearConv, QuantizeLinear, DequantizeLinear)
 QUANTIZED: Sequence[type[OpRun]] = (
-    MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv, _CONV, QGemm, MatMulIntegerToFloat,
+    MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv, QGemm, MatMulIntegerToFloat,
     DynamicQuantizeMatMul, MatMulNBits, QLinearAdd, QLinearMul, QLinearWhere, QLinearConcat,
     QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax, QLinearReduceMean, QLinearGlobalAveragePool,
     QLinearAveragePool, QuantizeLinear, DequantizeLinear,
+    *(type(kind.__name__, (kind,), {"op_domain": MICROSOFT}) for kind in _SAME),
 )  # fmt: skip

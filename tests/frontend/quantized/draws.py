@@ -319,8 +319,9 @@ def dequantize_linear(d: Drawing) -> Case:
     zero = kind != "int32" and d.chance(0.8)
     case = Case("DequantizeLinear", ["x", "s", *(["z"] if zero else [])], {}, {}, "float32")
     case.attrs, case.domain = dict(attrs), MICROSOFT if own else ""
-    case.inputs["x"] = d.bytes(kind, *shape)
     half = not own and d.chance(0.2)
+    whole = kind == "int32" and half  # all of int32 would be infinite in float16
+    case.inputs["x"] = d.steps(*shape) if whole else d.bytes(kind, *shape)
     case.constants["s"] = d.scale(*scales).astype(np.float16 if half else np.float32)
     case.result = "float16" if half else "float32"
     if zero:
