@@ -122,6 +122,14 @@ def quantize(w: Writer, y: str, scale: str, zero: str) -> str:
     return w.cast(held, dtype)
 
 
+def round_shifted(w: Writer, y: str, dtype: int) -> str:
+    """clip(round(y)) of steps to which the zero point was added. Some of ONNX Runtime's kernels
+    round so: an odd zero point moves halves to the other side.
+    """
+    none = w.constant(0, dtype, "zero_point")
+    return quantize(w, y, w.constant(1.0, FLOAT, "one"), none)
+
+
 def requantize(w: Writer, sums: str, factor: str, scale: str, zero: str) -> str:
     """clip(round(sums * (factor / scale)) + zero) of sums in int32. This is how ONNX Runtime
     rounds: the factor is one float32.

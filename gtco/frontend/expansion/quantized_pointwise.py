@@ -26,6 +26,7 @@ from gtco.frontend.expansion.quantized import (
     parameters,
     quantize,
     quantized,
+    round_shifted,
     shifted,
 )
 from gtco.frontend.expansion.walk import Unsuitable, Walk
@@ -41,10 +42,20 @@ def _output(w: Writer, y: str, scale: str, zero: str, dtype: int) -> str:
 
 
 def qlinear_add(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
+    """a r + b t + c in steps of the output, with r = scale_a / scale and t = scale_b / scale. All
+    zero points are in c. They count before the rounding, so halves are rounded as ONNX Runtime
+    rounds them.
+    """
     w = walk.writer
     a, b, scale, zero = _pair(w, node)
-    y = w.add("Add", dequantize(w, a), dequantize(w, b))
-    return [_output(w, y, scale, zero, w.dtype(a.x))]
+    scale, zero = parameters(w, scale, zero, w.dtype(a.x))
+    fixed, parts = w.cast(zero, FLOAT), []
+    for t in (a, b):
+        ratio = w.add("Div", t.scale, scale)
+        parts.append(w.add("Mul", w.cast(t.x, FLOAT), ratio))
+        fixed = w.add("Sub", fixed, w.add("Mul", ratio, w.cast(t.zero, FLOAT)))
+    y = w.add("Add", w.add("Add", parts[0], fixed), parts[1])
+    return [round_shifted(w, y, w.dtype(zero))]
 
 
 def qlinear_mul(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
@@ -54,7 +65,7 @@ def qlinear_mul(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     scale, zero = parameters(w, scale, zero, w.dtype(a.x))
     factor = w.add("Div", w.add("Mul", a.scale, b.scale), scale)
     y = w.add("Mul", w.add("Mul", shifted(w, a), shifted(w, b)), factor)
-    return [quantize(w, y, w.constant(1.0, FLOAT, "one"), zero)]
+    return [round_shifted(w, w.add("Add", y, w.cast(zero, FLOAT)), w.dtype(zero))]
 
 
 def _pair(w: Writer, node: onnx.NodeProto) -> tuple[Quantized, Quantized, str, str]:
@@ -72,18 +83,32 @@ def qlinear_leaky_relu(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
 
 def qlinear_global_average_pool(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    return _unary(walk, node, _images(node, lambda w, x: w.add("GlobalAveragePool", x)))
+    """The sum of x - zero, which is exact, times one factor."""
+    w = walk.writer
+    x, x_scale, x_zero, scale, zero = inputs(node, 5, (2, 4))
+    rank, last = len(w.shape(x)), attributes(node).get("channels_last", 0)
+    if rank < 3:
+        raise Unsuitable(f"its input has {rank} axes, and an image has 3 or more")
+    axes = list(range(1, rank - 1)) if last else list(range(2, rank))
+    t = quantized(w, x, x_scale, x_zero)
+    scale, zero = parameters(w, scale, zero, w.dtype(x))
+    pixels = float(prod(w.shape(x)[axis] for axis in axes))
+    factor = w.add("Div", t.scale, w.scaled(scale, pixels))
+    y = w.add("Mul", w.sum(shifted(w, t), axes), factor)
+    return [quantize(w, y, w.constant(1.0, FLOAT, "one"), zero)]
 
 
 def qlinear_average_pool(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    given = {k: v for k, v in attributes(node).items() if k in _POOL}
-    return _unary(walk, node, _images(node, lambda w, x: w.add("AveragePool", x, **given)))
-
-
-def _images(node: onnx.NodeProto, pool: Any) -> Any:
-    if not attributes(node).get("channels_last", 0):
-        return pool
-    return lambda w, x: channels_last(w, pool(w, channels_first(w, x)))
+    w, attrs = walk.writer, attributes(node)
+    x, x_scale, x_zero, scale, zero = inputs(node, 5, (2, 4))
+    scale, zero = parameters(w, scale, zero, w.dtype(x))
+    y = dequantize(w, quantized(w, x, x_scale, x_zero))
+    last = attrs.get("channels_last", 0)
+    given = {k: v for k, v in attrs.items() if k in _POOL}
+    y = w.add("AveragePool", channels_first(w, y) if last else y, **given)
+    y = w.add("Add", w.add("Div", y, scale), w.cast(zero, FLOAT))
+    y = round_shifted(w, y, w.dtype(zero))
+    return [channels_last(w, y) if last else y]
 
 
 def qlinear_reduce_mean(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:

@@ -179,6 +179,12 @@ class Writer:
             return self.add("ReduceMean", x, axes=list(axes), keepdims=1)
         return self.add("ReduceMean", x, self.integers(list(axes)), keepdims=1)
 
+    def sum(self, x: str, axes: Sequence[int]) -> str:
+        """The sum over ``axes``, which stay with size 1."""
+        if self.opset < 13:
+            return self.add("ReduceSum", x, axes=list(axes), keepdims=1)
+        return self.add("ReduceSum", x, self.integers(list(axes)), keepdims=1)
+
     def cast(self, x: str, dtype: int) -> str:
         return x if self.dtype(x) == dtype else self.add("Cast", x, to=dtype)
 

@@ -2,7 +2,8 @@
 those of ONNX Runtime.
 
 Integers are summed in float64, which holds every sum exactly. A result is rounded to a whole step
-before its zero point is added, as ONNX's QuantizeLinear and ONNX Runtime do it.
+before its zero point is added, as in ONNX's QuantizeLinear, or after that, where ONNX Runtime's
+kernels do so.
 """
 
 from __future__ import annotations
@@ -50,6 +51,12 @@ def _quantized(y: Array, zero: Array | None, dtype: Any) -> Array:
     shift = 0 if zero is None else _along(zero, y.ndim, None).astype(np.float64)
     held: Array = np.clip(np.rint(y) + shift, bounds.min, bounds.max).astype(dtype)
     return held
+
+
+def _rounded_shifted(y: Array, zero: Array | None, dtype: Any) -> Array:
+    """clip(round(y + zero)), as ONNX Runtime's sums, products and averages are rounded."""
+    shift = 0 if zero is None else _along(zero, y.ndim, None).astype(np.float64)
+    return _quantized(y.astype(np.float64) + shift, None, dtype)
 
 
 def _rows(v: Array | None) -> Array | None:
@@ -187,8 +194,8 @@ class QLinearAdd(OpRun):
     def _run(  # type: ignore[no-untyped-def]
         self, a, a_scale, a_zero, b, b_scale, b_zero, scale, zero=None
     ):
-        y = _real(a, a_scale, a_zero) + _real(b, b_scale, b_zero)
-        return (_quantized(y / _one(scale), zero, a.dtype),)
+        y = (_real(a, a_scale, a_zero) + _real(b, b_scale, b_zero)) / _one(scale)
+        return (_rounded_shifted(y, zero, a.dtype),)
 
 
 class QLinearMul(OpRun):
@@ -198,7 +205,7 @@ class QLinearMul(OpRun):
         self, a, a_scale, a_zero, b, b_scale, b_zero, scale, zero=None
     ):
         y = _steps(a, a_zero) * _steps(b, b_zero) * (_one(a_scale) * _one(b_scale) / _one(scale))
-        return (_quantized(y, zero, a.dtype),)
+        return (_rounded_shifted(y, zero, a.dtype),)
 
 
 class QLinearWhere(OpRun):
@@ -284,7 +291,7 @@ class QLinearAveragePool(OpRun):
     ):  # fmt: skip
         y = _real(np.moveaxis(x, -1, 1) if channels_last else x, x_scale, x_zero)
         y = averages(y, auto_pad, ceil_mode, count_include_pad, None, kernel_shape, pads, strides)
-        y = _quantized(y / _one(scale), zero, x.dtype)
+        y = _rounded_shifted(y / _one(scale), zero, x.dtype)
         return (np.moveaxis(y, 1, -1) if channels_last else y,)
 
 
