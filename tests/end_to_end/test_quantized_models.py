@@ -119,9 +119,7 @@ def products(compiled: gtco.Model) -> int:
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("activations", [QuantType.QUInt8, QuantType.QInt8])
-def test_a_convolutional_network(
-    activations: QuantType, per_channel: bool, tmp_path: Path
-) -> None:
+def test_a_convolutional_network(activations: QuantType, per_channel: bool, tmp_path: Path) -> None:
     path = static(exported(ConvNet, tmp_path), activations, per_channel)
     kept = Counter(node.op_type for node in onnx.load(path).graph.node)
     assert {"QLinearConv", "QLinearAdd", "QLinearMul", "QLinearConcat"} <= kept.keys(), kept

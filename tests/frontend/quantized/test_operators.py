@@ -17,9 +17,7 @@ COUNT = 12  # drawn cases of each operator
 
 
 @pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize(
-    "count", [COUNT, pytest.param(40 * COUNT, marks=pytest.mark.scheduled)]
-)
+@pytest.mark.parametrize("count", [COUNT, pytest.param(40 * COUNT, marks=pytest.mark.scheduled)])
 def test_drawn_operators(name: str, count: int) -> None:
     """As they are imported, evaluated in numpy."""
     start, apart, total, skipped = fresh_seed(), 0, 0, 0
