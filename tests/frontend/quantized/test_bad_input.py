@@ -1,4 +1,4 @@
-"""Quantized nodes that are wrong: the error names the node, and says what is wrong and what to do."""
+"""Quantized nodes that are wrong: the error names the node, says what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -172,7 +172,10 @@ WRONG: dict[str, tuple[Case, str]] = {
     ),
     "3 bits": (nbits(bits=3), r"its weights have 3 bits, and gtco reads 2, 4, 8"),
     "a block of 24": (nbits(block_size=24), r"the block a power of two of 16 or more"),
-    "k of another size": (nbits(a=np.zeros((5, 33), F)), r"its input has the shape \[5, 33\], whose last axis has to be 32"),
+    "k of another size": (
+        nbits(a=np.zeros((5, 33), F)),
+        r"its input has the shape \[5, 33\], whose last axis has to be 32",
+    ),
     "packed weights of another size": (
         nbits(b=np.zeros((3, 2, 9), U8)),
         r"its weights 'b' are uint8\[3, 2, 9\], and have to be uint8\[3, 2, 8\]",
