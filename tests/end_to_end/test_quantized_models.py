@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
@@ -26,7 +27,9 @@ from torch import nn
 
 import gtco
 from gtco.machine.target import detect
+from gtco.support.errors import VerificationError
 from gtco.tensor.intrinsics.table import kinds
+from gtco.verification import verify
 from models.export import export_onnx
 from models.vit import VisionTransformer
 from models.weights import initialise
@@ -139,6 +142,24 @@ def test_a_transformer(per_channel: bool, tmp_path: Path) -> None:
     assert worst < 0.05
     if kinds(detect(), "int8"):
         assert products(compiled) >= 9
+
+
+def test_verification_knows_what_a_step_costs(tmp_path: Path) -> None:
+    """A value in the middle of two steps may become either, and the layers behind it spread that.
+    That is no failure. A product whose scale is wrong is one.
+    """
+    path = static(exported(vit, tmp_path), QuantType.QUInt8, True)
+    compiled = gtco.compile_model(path, tune="off", strict=True)
+    for seed in range(4):
+        verify(compiled, path, seed=seed)
+    spoilt = onnx.load(path)
+    (head,) = (node for node in spoilt.graph.node if node.op_type == "QGemm")
+    scale = head.input[1]
+    (tensor,) = (t for t in spoilt.graph.initializer if t.name == scale)
+    value = np.float32(2) * numpy_helper.to_array(tensor)
+    tensor.CopyFrom(numpy_helper.from_array(value, scale))
+    with pytest.raises(VerificationError, match=r"differs from ONNX Runtime"):
+        verify(compiled, spoilt, seed=0)
 
 
 @pytest.mark.parametrize("weights", [QuantType.QInt8, QuantType.QUInt8])

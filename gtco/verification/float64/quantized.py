@@ -18,11 +18,15 @@ from onnx.reference.op_run import OpRun
 
 from gtco.support.dtypes import is_float
 from gtco.tensor import special_functions
-from gtco.verification.float64.operators import MICROSOFT, arithmetic, operand
+from gtco.verification.float64.operators import MICROSOFT, arithmetic, moved, operand
 from gtco.verification.float64.spatial import averages, convolution
 
 Array = NDArray[Any]
 _PER_AXIS_SOFTMAX = 13
+# What a compiled model and its reference may differ by before a rounding, relative to the largest
+# value of the tensor: a few roundings of float32. A value so near to the middle of two steps may
+# become either. The layers behind spread that, so an evaluation in float32 shows its cost.
+STEP = 2.0**-18
 
 
 def _steps(x: Array, zero: Array | None, axis: int | None = None) -> Array:
@@ -46,8 +50,9 @@ def _real(x: Array, scale: Array, zero: Array | None) -> Array:
 
 
 def _quantized(y: Array, zero: Array | None, dtype: Any) -> Array:
-    """clip(round(y) + zero); y is in steps."""
+    """clip(round(y) + zero); y is in steps, moved by what rounding before costs."""
     bounds = ml_dtypes.iinfo(dtype)
+    y = moved(np.asarray(y), STEP * np.abs(y).max(initial=0.0))
     shift = 0 if zero is None else _along(zero, y.ndim, None).astype(np.float64)
     held: Array = np.clip(np.rint(y) + shift, bounds.min, bounds.max).astype(dtype)
     return held
@@ -148,12 +153,25 @@ class DynamicQuantizeMatMul(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, a, b, b_scale, b_zero=None, bias=None):  # type: ignore[no-untyped-def]
-        most, least = max(0.0, float(a.max(initial=0))), min(0.0, float(a.min(initial=0)))
-        scale = (most - least) / 255 or 1.0
-        zero = np.rint(np.clip(-least / scale, 0, 255))
-        steps = np.clip(np.rint(a / scale) + zero, 0, 255) - zero
-        y = np.matmul(steps, _steps(b, b_zero)) * (scale * _one(b_scale))
+        q, scale, zero = _dynamic(a)
+        y = np.matmul(_steps(q, zero), _steps(b, b_zero)) * (scale * _one(b_scale))
         return ((y if bias is None else y + bias).astype(arithmetic.rules.dtype),)
+
+
+class DynamicQuantizeLinear(OpRun):
+    op_domain = ""
+
+    def _run(self, x):  # type: ignore[no-untyped-def]
+        return _dynamic(x)
+
+
+def _dynamic(x: Array) -> tuple[Array, Array, Array]:
+    """x in uint8 by its own least and largest number, the scale and the zero point."""
+    most, least = max(0.0, float(x.max(initial=0))), min(0.0, float(x.min(initial=0)))
+    scale = (most - least) / 255
+    zero = np.asarray(np.rint(np.clip(-least / scale, 0, 255)) if scale else 0.0).astype(np.uint8)
+    steps = x / (scale or 1.0)
+    return _quantized(steps, zero, np.uint8), np.asarray(scale, arithmetic.rules.dtype), zero
 
 
 class MatMulNBits(OpRun):
@@ -334,8 +352,8 @@ def _spread(v: Array | None, shape: Sequence[int], axis: int, block: int) -> Any
 _SAME = (QLinearConv, QuantizeLinear, DequantizeLinear)
 QUANTIZED: Sequence[type[OpRun]] = (
     MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv, QGemm, MatMulIntegerToFloat,
-    DynamicQuantizeMatMul, MatMulNBits, QLinearAdd, QLinearMul, QLinearWhere, QLinearConcat,
-    QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax, QLinearReduceMean, QLinearGlobalAveragePool,
-    QLinearAveragePool, QuantizeLinear, DequantizeLinear,
+    DynamicQuantizeLinear, DynamicQuantizeMatMul, MatMulNBits, QLinearAdd, QLinearMul, QLinearWhere,
+    QLinearConcat, QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax, QLinearReduceMean,
+    QLinearGlobalAveragePool, QLinearAveragePool, QuantizeLinear, DequantizeLinear,
     *(type(kind.__name__, (kind,), {"op_domain": MICROSOFT}) for kind in _SAME),
 )  # fmt: skip
