@@ -111,6 +111,8 @@ def quantize(w: Writer, y: str, scale: str, zero: str) -> str:
     to broadcast to y.
     """
     dtype = w.dtype(zero)
+    if dtype not in WHOLE:
+        raise Unsuitable(f"it quantizes to {DTYPES[dtype]}, and gtco to integers of 8 and 16 bits")
     if is_scalar(w, scale, zero) and (dtype in BYTES or w.opset >= _OF_16_BITS):
         return w.add("QuantizeLinear", y, scale, zero)
     if w.opset < _ROUND:

@@ -13,10 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.onnx import load_onnx
-from gtco.support.errors import GtcoError, ModelError, UnsupportedError
+from gtco.graph.lower.walk import lower
+from gtco.support.errors import GtcoError, InternalError, ModelError, UnsupportedError
 from tests.frontend.quantized.draws import DRAWS
 from tests.frontend.quantized.nodes import MICROSOFT, Case, Drawing, model_of
 from tests.frontend.test_refusals import FOREIGN
+from tests.kernels import fresh_seed
 
 # The scales of each operator that is drawn.
 SCALES = {
@@ -257,3 +259,47 @@ def test_a_result_of_int4_is_refused() -> None:
         <float s = {0.5}> { y = QuantizeLinear <output_dtype = 22> (x, s) }"""
     with pytest.raises(UnsupportedError, match=r"output 'y' has elements of type int4.*cast it to"):
         load_onnx(onnx.parser.parse_model(text))
+
+
+@pytest.mark.parametrize(
+    "count", [25, pytest.param(1000, marks=pytest.mark.scheduled)], ids=["some", "many"]
+)
+@pytest.mark.parametrize("name", DRAWS)
+def test_drawn_nodes_with_one_part_replaced(
+    name: str, count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A tensor of another shape or type, an input left out, another attribute: the node is
+    accepted, or refused in words that name it.
+    """
+    start, refused = fresh_seed(), 0
+    for seed in range(start, start + count):
+        d = Drawing(np.random.default_rng(seed))
+        case = spoilt(d, DRAWS[name](d))
+        try:
+            lower(load_onnx(model_of([case]), simplify=False))
+        except InternalError:
+            raise
+        except GtcoError as error:
+            refused += 1
+            said = str(error)
+            assert not FOREIGN.search(said), f"{seed}: {said}"
+            assert "node 'n" in said or "'out'" in said or "checker" in said, f"{seed}: {said}"
+    assert refused > count / 5
+    assert capfd.readouterr() == ("", "")
+
+
+def spoilt(d: Drawing, case: Case) -> Case:
+    names = [*case.inputs, *case.constants]
+    part = d.pick([*names, "order", *case.attrs] if case.attrs else [*names, "order"])
+    if part in names:
+        kept = case.inputs if part in case.inputs else case.constants
+        dtype = d.pick(["float32", "int8", "uint8", "int32", "int64", "bool", "float16"])
+        shape = d.pick([(), (3,), (2, 3), (2, 3, 4), kept[part].shape])
+        kept[part] = np.ones(shape, dtype)
+    elif part == "order":
+        order = list(case.order)
+        order[int(d.rng.integers(len(order)))] = ""
+        case.order = order if d.chance(0.5) else [name for name in order if name]
+    else:
+        case.attrs[part] = d.pick([-3, 0, 1, 7, 10**9, [1], [-1, 2, 5], 0.5, "nonsense"])
+    return case
