@@ -5,6 +5,7 @@ The order:
 - read the model without the weights' data, and take the large initializers out (``weights.strip``);
 - give symbolic dimensions their sizes;
 - run onnx's checker on the skeleton;
+- widen integers of 4 bits (``narrow``), and check the scales of quantized operators (``scales``);
 - write out loops and the operators of ONNX Runtime (``expansion``);
 - simplify in a child process;
 - list every unsupported operator;
@@ -34,7 +35,9 @@ from gtco.frontend.float16 import widen
 from gtco.frontend.identity import identity
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.messages import check_functions, check_text, nodes
+from gtco.frontend.narrow import widen_integers
 from gtco.frontend.node_check import DTYPES, NUMBERS, Node, check_splits
+from gtco.frontend.scales import check_scales
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
 from gtco.frontend.weights import strip
@@ -136,8 +139,10 @@ def import_skeleton(
     check_splits(skeleton)
     infer_outputs(skeleton, sizes)
     _check(skeleton)
-    notes: list[str] = []
-    widened = False
+    notes = [said] if (said := quantized.note(skeleton)) else []
+    skeleton = widen_integers(skeleton)
+    check_scales(skeleton, weights)
+    widened, unsimplified = False, False
     if not float16:
         skeleton, weights, widened = widen(skeleton, weights)
     try:
@@ -149,11 +154,10 @@ def import_skeleton(
         skeleton = _written_out(run_onnxsim(skeleton, simplify_timeout)[0])
     if simplify:
         skeleton, note = run_onnxsim(skeleton, simplify_timeout)
+        unsimplified = bool(note)
         notes += [note] if note else []
-    unsimplified = bool(notes)
     _refuse_unsupported(skeleton)
     _check_initializers(skeleton)
-    notes += [said] if (said := quantized.note(skeleton)) else []
     module, labels = _translate(skeleton)
     inside = _initializers(skeleton)
     names = [value.name for value in skeleton.graph.input if value.name not in inside]
@@ -293,7 +297,14 @@ def _require_type(what: str, number: int) -> None:
         raise UnsupportedError(
             f"{what} has elements of type {DTYPES.get(number, f'number {number}')}, which gtco "
             f"does not support; it supports {', '.join(ITEM_BYTES)}"
+            f", and constants of int4, uint4, int2 and uint2{_narrower(number)}"
         )
+
+
+def _narrower(number: int) -> str:
+    """What to do about floats of 8 bits and fewer."""
+    floats = DTYPES.get(number, "").startswith(("float8", "float4"))
+    return ". Quantize the model to int8 instead" if floats else ""
 
 
 def _type(value: onnx.ValueInfoProto) -> TensorType:

@@ -8,7 +8,7 @@ ONNX's own backend tests showed what to correct or refuse:
 - ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
 - tensors without elements
 
-Attention and Col2Im are gtco's own.
+Attention, Col2Im and ConvInteger are gtco's own, and so are quantizing and dequantizing in blocks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ from tvm import relax
 
 from gtco.frontend.attention import attention
 from gtco.frontend.col2im import col2im
+from gtco.frontend.linear_quantization import (
+    UnsuitableQuantization,
+    conv_integer,
+    dequantize_linear,
+    matmul_integer,
+    quantize_linear,
+)
 from gtco.frontend.normalization import layer_normalization, skip_layer_normalization
 from gtco.frontend.resize import Axis, Method, resize, resized_axes
 
@@ -302,22 +309,16 @@ def _col2im(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     )
 
 
-def _dequantize_linear(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    _refuse_blocks(inputs, attrs)
-    return None
+def _quantization(rule: Override) -> Override:
+    """The rule of :mod:`gtco.frontend.linear_quantization`, with its error as ours."""
 
+    def apply(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+        try:
+            return rule(builder, inputs, attrs)
+        except UnsuitableQuantization as reason:
+            raise Refused(str(reason)) from reason
 
-def _quantize_linear(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    _refuse_blocks(inputs, attrs)
-    return None
-
-
-def _refuse_blocks(inputs: Sequence[Any], attrs: Attributes) -> None:
-    if attrs.get("block_size", 0):
-        raise Refused(
-            f"it quantizes in blocks of {attrs['block_size']}, and gtco takes one scale for the "
-            "tensor or one for each channel"
-        )
+    return apply
 
 
 def _pow(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
@@ -380,8 +381,10 @@ def _prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 OVERRIDES: dict[str, Override] = {
     "LayerNormalization": layer_normalization,
     "SkipLayerNormalization": skip_layer_normalization,
-    "DequantizeLinear": _dequantize_linear,
-    "QuantizeLinear": _quantize_linear,
+    "ConvInteger": _quantization(conv_integer),
+    "DequantizeLinear": _quantization(dequantize_linear),
+    "MatMulInteger": _quantization(matmul_integer),
+    "QuantizeLinear": _quantization(quantize_linear),
     "Dropout": _dropout,
     "BatchNormalization": _batch_normalization,
     "IsInf": _is_inf,

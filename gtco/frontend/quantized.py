@@ -2,7 +2,8 @@
 
 Products by quantized weights are products of integers on CPUs with VNNI
 (:mod:`gtco.graph.rewrites.integer_products`). QuantizeLinear and DequantizeLinear are element-wise
-operators around them. The operators into which ONNX Runtime fuses them are not supported.
+operators around them. The operators into which ONNX Runtime fuses them are written out
+(:mod:`gtco.frontend.expansion.quantized_products` and its kin), except for those listed here.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import onnx
 
 from gtco.frontend.messages import nodes
 
-_COMPILED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger")
-_FUSED = frozenset(
-    """ConvInteger ConvTransposeWithDynamicQuantization DynamicQuantizeLSTM DynamicQuantizeMatMul
-    GatherBlockQuantized MatMulBnb4 MatMulInteger16 MatMulIntegerToFloat MatMulNBits QAttention
-    QEmbedLayerNormalization QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv
+_COMPILED = frozenset(
+    """ConvInteger DequantizeLinear DynamicQuantizeLinear DynamicQuantizeMatMul MatMulInteger
+    MatMulIntegerToFloat MatMulNBits QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv
     QLinearGlobalAveragePool QLinearLeakyRelu QLinearMatMul QLinearMul QLinearReduceMean
-    QLinearSigmoid QLinearSoftmax QLinearWhere QMoE QOrderedAttention QOrderedGelu
-    QOrderedLayerNormalization QOrderedMatMul""".split()
+    QLinearSigmoid QLinearSoftmax QLinearWhere QuantizeLinear""".split()
+)
+_REFUSED = frozenset(
+    """ConvTransposeWithDynamicQuantization DynamicQuantizeLSTM GatherBlockQuantized MatMulBnb4
+    MatMulInteger16 QAttention QEmbedLayerNormalization QMoE QOrderedAttention QOrderedGelu
+    QOrderedLayerNormalization QOrderedLongformerAttention QOrderedMatMul""".split()
 )
 
 
@@ -40,7 +43,7 @@ def note(model: onnx.ModelProto) -> str:
 
 def advice(operators: Collection[str]) -> str:
     """Advice about unsupported operators, if some of them are of quantized models."""
-    found = sorted(operator for operator in operators if operator.rpartition("::")[2] in _FUSED)
+    found = sorted(operator for operator in operators if operator.rpartition("::")[2] in _REFUSED)
     if not found:
         return ""
     return (

@@ -31,6 +31,11 @@ _MAPPED = {
     *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
     TensorProto.BOOL,
 }
+# Elements in a byte of the types whose elements are less than a byte.
+_PACKED = {
+    **dict.fromkeys((TensorProto.INT4, TensorProto.UINT4), 2),
+    **dict.fromkeys((TensorProto.INT2, TensorProto.UINT2), 4),
+}
 
 
 def strip(
@@ -103,14 +108,15 @@ def _read_external(tensor: onnx.TensorProto, source: Path | None, name: str) -> 
             "given as bytes or as a ModelProto: give the path of the .onnx file instead"
         )
     path = _external_file(location, source, name)
-    if tensor.data_type not in _MAPPED:
+    if tensor.data_type not in _MAPPED and tensor.data_type not in _PACKED:
         raise ModelError(
             f"initializer '{name}' has elements of type {tensor.data_type} in external data, which "
             "gtco does not read"
         )
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     shape = tuple(tensor.dims)
-    nbytes = math.prod(shape) * dtype.itemsize
+    packed = _PACKED.get(tensor.data_type)
+    nbytes = -(-math.prod(shape) // packed) if packed else math.prod(shape) * dtype.itemsize
     offset = _number(entries, "offset", 0, name)
     length = _number(entries, "length", nbytes, name)
     if length != nbytes:
@@ -126,6 +132,10 @@ def _read_external(tensor: onnx.TensorProto, source: Path | None, name: str) -> 
     if nbytes == 0:
         return numpy.empty(shape, dtype)
     try:
+        if packed:
+            data = numpy.memmap(path, numpy.uint8, "r", offset, (nbytes,)).tobytes()
+            inside = TensorProto(data_type=tensor.data_type, dims=shape, raw_data=data)
+            return numpy_helper.to_array(inside)
         return numpy.memmap(path, dtype, "r", offset, shape)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read initializer '{name}' from '{path}': {error}") from error

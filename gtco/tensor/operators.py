@@ -120,7 +120,9 @@ OPERATORS: dict[str, OperatorInfo] = {
         COMPLEX,
         (2, 2),
         ("strides", "padding", "dilation", "groups", "layout"),
-        "x in layout NCHW or NHWC; weight always OIHW; padding (top, left, bottom, right)",
+        "x in layout NCHW or NHWC; weight always OIHW; padding (top, left, bottom, right); "
+        "'exact': of whole numbers whose sums float32 holds, so no other products are summed",
+        ("exact",),
     ),
     "conv_transpose2d": OperatorInfo(
         COMPLEX,

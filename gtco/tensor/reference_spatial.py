@@ -42,8 +42,11 @@ def conv2d(
     dilation: Sequence[int],
     groups: int,
     layout: str,
+    exact: bool = False,
 ) -> Array:
-    """Convolution by im2col and one matrix product for each group; ``weight`` is OIHW."""
+    """Convolution by im2col and one matrix product for each group; ``weight`` is OIHW. ``exact``
+    changes nothing here.
+    """
     x = _to_nchw(x, layout)
     top, left, bottom, right = padding
     x = np.ascontiguousarray(np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right))))

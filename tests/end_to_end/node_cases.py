@@ -1,8 +1,8 @@
 """Which of ONNX's backend node tests are run, and as which model.
 
 The tests pass everything as a graph input, also shapes and axes. In a model these are constants
-(gtco compiles static shapes), so they become initializers with the test's own values. Data stays an
-input.
+(gtco compiles static shapes), so they become initializers with the test's own values, and so do
+tensors of 4 and 2 bits. Other data stays an input.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-# The operators that 359 public graphs of the ViT family use, and their near relations.
+# The operators that 359 public graphs of the ViT family use, their near relations, and those of
+# quantized models.
 OPERATORS = frozenset(
     """
     Abs Acos Add And ArgMax ArgMin Asin Atan Attention AveragePool BatchNormalization Cast Ceil Celu
-    Clip Col2Im Concat Constant ConstantOfShape Conv ConvTranspose Cos CumSum DFT DeformConv
-    DepthToSpace Div Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather
-    GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual
-    GridSample GroupNormalization HardSigmoid HardSwish Identity If InstanceNormalization IsInf
-    IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Loop MatMul Max MaxPool Mean
-    Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow RMSNormalization Range Reciprocal ReduceL1
+    Clip Col2Im Concat Constant ConstantOfShape Conv ConvInteger ConvTranspose Cos CumSum DFT
+    DeformConv DepthToSpace DequantizeLinear Div Dropout DynamicQuantizeLinear Einsum Elu Equal Erf
+    Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gelu Gemm GlobalAveragePool
+    GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish
+    Identity If InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log
+    LogSoftmax Loop MatMul MatMulInteger Max MaxPool Mean Min Mish Mod Mul Neg Not OneHot Or PRelu
+    Pad Pow QLinearConv QLinearMatMul QuantizeLinear RMSNormalization Range Reciprocal ReduceL1
     ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
     RotaryEmbedding Round STFT Scan ScatterElements ScatterND Selu Shape Sigmoid Sign Sin Size Slice
     Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tan Tanh Tile TopK
@@ -63,6 +65,9 @@ PARAMETERS = {
     "Unsqueeze": (1,),
     "Upsample": (1,),
 }
+
+# Types that only constants may have.
+NARROW = ("int2", "int4", "uint2", "uint4")
 
 # More tests in one model save little: each still costs its own kernels.
 GROUP = 24
@@ -123,6 +128,7 @@ def _case(test: Any) -> NodeCase:
         for position in PARAMETERS.get(node.op_type, ())
         if position < len(node.input)
     }
+    fixed |= {name for name, value in values.items() if str(getattr(value, 'dtype', '')) in NARROW}
     for name in sorted(fixed & values.keys()):
         model.graph.initializer.append(numpy_helper.from_array(values.pop(name), name))
     kept = [v for v in model.graph.input if v.name in values]

@@ -379,10 +379,10 @@ def test_all_unsupported_operators_are_in_one_message():
     nodes = [
         node("FusedGemm", ["x", "x"], ["a"], activation="Swoosh"),
         node("QAttention", ["a"], ["b"]),
-        node("MatMulNBits", ["b"], ["y"]),
+        node("QMoE", ["b"], ["y"]),
     ]
     text = refused(model(nodes, arrays), r"com.microsoft::QAttention \(1\)")
-    assert "com.microsoft::MatMulNBits (1)" in text
+    assert "com.microsoft::QMoE (1)" in text
     assert "FusedGemm" not in text
 
 

@@ -92,9 +92,9 @@ def test_a_node_that_breaks_a_rule_is_described() -> None:
             r"node 'p' \(MaxPool\) .*not all of its 2 outputs are supported",
         ),
         (
-            helper.make_node("DequantizeLinear", ["x", "s"], ["y"], name="d", axis=0, block_size=2),
-            {"x": (TensorProto.INT8, (4, 3)), "s": (FLOAT, (2, 3))},
-            r"node 'd' .*it quantizes in blocks of 2",
+            helper.make_node("DequantizeLinear", ["x", "s"], ["y"], name="d", axis=0, block_size=3),
+            {"x": (TensorProto.INT8, (7, 3)), "s": (FLOAT, (2, 3))},
+            r"node 'd' .*its blocks of 3 do not divide its input \[7, 3\] along axis 0",
         ),
         (
             helper.make_node("SplitToSequence", ["x"], ["y"], name="s"),
@@ -134,9 +134,10 @@ def test_weights_of_a_type_that_gtco_has_not() -> None:
     add = helper.make_node("Add", ["f", "x"], ["y"])
     spoilt = model(add, x=(FLOAT, (2, 2)))
     spoilt.graph.node.insert(0, node)
-    spoilt.graph.initializer.append(helper.make_tensor("w", TensorProto.INT4, [2, 2], [1, 2, 3, 4]))
+    narrow = helper.make_tensor("w", TensorProto.FLOAT8E4M3FN, [2, 2], [1] * 4)
+    spoilt.graph.initializer.append(narrow)
     spoilt.graph.initializer.append(helper.make_tensor("s", FLOAT, [2], [0.5, 0.25]))
-    with pytest.raises(UnsupportedError, match=r"'w' \[2, 2\], which node 'd'.* of type int4"):
+    with pytest.raises(UnsupportedError, match=r"'w' \[2, 2\], which node 'd'.* of type float8"):
         load_onnx(spoilt)
 
 

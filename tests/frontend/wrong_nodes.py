@@ -36,8 +36,11 @@ VALUES = {
 # Attributes of operators that have no schema in ONNX.
 OTHERS = {
     **dict.fromkeys(("num_heads", "groups", "activation", "axis", "transA"), AttributeProto.INT),
+    **dict.fromkeys(("channels_last", "opset", "K", "N", "bits", "block_size"), AttributeProto.INT),
     **dict.fromkeys(("epsilon", "alpha", "scale"), AttributeProto.FLOAT),
-    **dict.fromkeys(("kernel_shape", "strides", "pads", "qkv_hidden_sizes"), AttributeProto.INTS),
+    **dict.fromkeys(
+        ("axes", "kernel_shape", "strides", "pads", "qkv_hidden_sizes"), AttributeProto.INTS
+    ),
 }
 
 

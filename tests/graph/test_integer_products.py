@@ -17,6 +17,7 @@ from gtco.graph.rewrites.exact_products import exact_products
 from gtco.graph.rewrites.integer_products import integer_products
 from gtco.graph.rewrites.pipeline import PIPELINE, canonicalize
 from gtco.machine.target import TARGETS
+from gtco.tensor.analysis.filtering import applicable
 from tests.kernels import fresh_seed
 
 MACHINE = TARGETS["icelake-server"]
@@ -181,3 +182,23 @@ def test_only_where_the_machine_multiplies_bytes() -> None:
 def test_a_product_too_deep_for_int32_stays() -> None:
     before = lowered(gemm(30000), np.random.default_rng(0))
     assert integer_products(before, MACHINE).dump() == before.dump()
+
+
+@pytest.mark.parametrize("channels", [3, 40])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_of_integers_are_exact_without_bytes(channels: int, groups: int) -> None:
+    """In parts whose sums float32 holds, and not by minimal filtering, which sums other numbers."""
+    rng = np.random.default_rng(fresh_seed())
+    text = f"""{HEAD}(uint8[1,{groups * channels},6,7] x, uint8[4,{channels},3,3] w) =>
+        (int32[1,4,6,7] y) <uint8 zx = {{3}}, uint8 zw = {{250}}> {{
+            y = ConvInteger <group = {groups}, pads = [1, 1, 1, 1]> (x, w, zx, zw)
+        }}"""
+    before = lower(load_onnx(onnx.parser.parse_model(text), simplify=False))
+    after = exact_products(before).check()
+    made = [op for op in after.operators.values() if op.kind == "conv2d"]
+    assert len(made) == {3: 1, 40: 2}[channels]
+    for op in made:
+        assert op.type.dtype == "float32" and op.get("exact")
+        assert not applicable(op, after.types[op.inputs[1]].shape)
+    given = inputs(before, rng)
+    np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])

@@ -204,7 +204,9 @@ def model_of(graphs: Sequence[Drawn]) -> onnx.ModelProto:
         ],
         [numpy_helper.from_array(v, k) for g in graphs for k, v in g.constants.items()],
     )
-    opset = helper.make_opsetid("", graphs[0].opset)
-    model = helper.make_model(graph, opset_imports=[opset])
+    opsets = [helper.make_opsetid("", graphs[0].opset)]
+    others = sorted({n.domain for g in graphs for n in g.nodes} - {""})
+    opsets += [helper.make_opsetid(domain, 1) for domain in others]
+    model = helper.make_model(graph, opset_imports=opsets)
     model.ir_version = 9
     return model

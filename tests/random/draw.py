@@ -10,6 +10,7 @@ from tests.random.builder import MOST, Builder, Drawn, Tensor
 from tests.random.families import FAMILIES, small
 from tests.random.indexing import INDEXING
 from tests.random.light import light
+from tests.random.quantized import QUANTIZED
 
 # In 17, which TorchScript's exporter writes, the axes of reductions are attributes.
 OPSETS = (17, 18, 20, 21)
@@ -27,13 +28,16 @@ def draw(seed: int, opset: int) -> Drawn:
     b = Builder(random, opset, f"g{seed}_")
     x = b.input([b.size() for _ in range(b.pick(RANKS))])
     inner: list[Tensor] = []
-    apart = Random(seed + 3)  # its own choices, so that a graph without them stays what it was
+    # their own choices, so that a graph without them stays what it was
+    apart, beside = Random(seed + 3), Random(seed + 5)
     for _ in range(b.pick([1, 1, 1, 2, 3])):
         x = _some_light(b, x)
         inner.append(x)
         family = b.pick(FAMILIES)
         if apart.random() < 0.15:
             family = apart.choice(INDEXING)
+        if beside.random() < 0.15:
+            family = beside.choice(QUANTIZED)
         x = family(b, small(b, x, MOST))
         inner.append(x)
     x = _some_light(b, x)

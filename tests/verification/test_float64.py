@@ -21,13 +21,16 @@ from tests.end_to_end.node_runner import widened
 AMPLE = (60.0, 2**30)
 EXACT = Arithmetic(np.float64)
 
-# The evaluator does not compute training, casts to less than 16 bits, results of Loop from scalars,
-# places of maxima, cubic and volumetric sampling, and the Scan of opset 8.
+# The evaluator does not compute training, casts and quantizing to floats of less than 16 bits,
+# results of Loop from scalars, places of maxima, cubic and volumetric sampling, and the Scan of
+# opset 8.
 REFUSED = (
     "_training_mode _to_FLOAT8 _to_FLOAT4 gridsample_bicubic gridsample_vol maxpool_with_argmax "
-    "test_scan_sum"
+    "test_scan_sum test_quantizelinear_e4m3fn test_quantizelinear_e5m2 test_quantizelinear_float4"
 ).split()
 OTHER_SHAPES = ("test_range_",)
+# An element in the middle of two steps, which float32 does not hit exactly.
+TIES = ("test_dynamicquantizelinear", "test_dynamicquantizelinear_expanded")
 
 
 def evaluated(
@@ -53,6 +56,8 @@ def wrong(case: NodeCase) -> str:
         rtol = 0.02 if wanted.dtype.itemsize == 2 else case.rtol
         # An inverse transform of float32 leaves zeros with the rounding of its largest values.
         atol = 1e-6 if "dft_inverse" in case.name else case.atol
+        if case.name in TIES and wanted.dtype == np.uint8:
+            atol = 1.0
         if not np.allclose(*map(widened, (got, wanted)), rtol, atol, equal_nan=True):
             return "values"
     return ""

@@ -17,6 +17,7 @@ from gtco.frontend.expansion.norms import (
     skip_simplified_layer_norm,
 )
 from gtco.frontend.expansion.packed_attention import packed_attention, packed_multi_head_attention
+from gtco.frontend.expansion.packed_weights import matmul_nbits
 from gtco.frontend.expansion.pointwise import (
     bias_add,
     bias_dropout,
@@ -33,6 +34,27 @@ from gtco.frontend.expansion.products import (
     nhwc_fused_conv,
     nhwc_max_pool,
 )
+from gtco.frontend.expansion.quantized_pointwise import (
+    dequantize_linear,
+    qlinear_add,
+    qlinear_average_pool,
+    qlinear_concat,
+    qlinear_global_average_pool,
+    qlinear_leaky_relu,
+    qlinear_mul,
+    qlinear_reduce_mean,
+    qlinear_sigmoid,
+    qlinear_softmax,
+    qlinear_where,
+    quantize_linear,
+)
+from gtco.frontend.expansion.quantized_products import (
+    dynamic_quantize_matmul,
+    matmul_integer_to_float,
+    qgemm,
+    qlinear_conv,
+    qlinear_matmul,
+)
 from gtco.frontend.expansion.walk import Key, Rule
 from gtco.frontend.expansion.writer import MICROSOFT
 
@@ -43,11 +65,15 @@ RULES: Mapping[Key, Rule] = {
     ("", "DFT"): dft,
     ("", "STFT"): stft,
     ("", "DeformConv"): deform_conv,
+    ("", "QLinearConv"): qlinear_conv,
+    ("", "QLinearMatMul"): qlinear_matmul,
     (MICROSOFT, "Attention"): attention,
     (MICROSOFT, "BiasAdd"): bias_add,
     (MICROSOFT, "BiasDropout"): bias_dropout,
     (MICROSOFT, "BiasSoftmax"): bias_softmax,
     (MICROSOFT, "BiasSplitGelu"): bias_split_gelu,
+    (MICROSOFT, "DequantizeLinear"): dequantize_linear,
+    (MICROSOFT, "DynamicQuantizeMatMul"): dynamic_quantize_matmul,
     (MICROSOFT, "EmbedLayerNormalization"): embed_layer_norm,
     (MICROSOFT, "FusedConv"): fused_conv,
     (MICROSOFT, "FusedGemm"): fused_gemm,
@@ -56,12 +82,27 @@ RULES: Mapping[Key, Rule] = {
     (MICROSOFT, "GemmFastGelu"): gemm_fast_gelu,
     (MICROSOFT, "GroupNorm"): group_norm,
     (MICROSOFT, "LayerNormalization"): layer_norm,
+    (MICROSOFT, "MatMulIntegerToFloat"): matmul_integer_to_float,
+    (MICROSOFT, "MatMulNBits"): matmul_nbits,
     (MICROSOFT, "MultiHeadAttention"): multi_head_attention,
     (MICROSOFT, "NhwcConv"): nhwc_conv,
     (MICROSOFT, "NhwcFusedConv"): nhwc_fused_conv,
     (MICROSOFT, "NhwcMaxPool"): nhwc_max_pool,
     (MICROSOFT, "PackedAttention"): packed_attention,
     (MICROSOFT, "PackedMultiHeadAttention"): packed_multi_head_attention,
+    (MICROSOFT, "QGemm"): qgemm,
+    (MICROSOFT, "QLinearAdd"): qlinear_add,
+    (MICROSOFT, "QLinearAveragePool"): qlinear_average_pool,
+    (MICROSOFT, "QLinearConcat"): qlinear_concat,
+    (MICROSOFT, "QLinearConv"): qlinear_conv,
+    (MICROSOFT, "QLinearGlobalAveragePool"): qlinear_global_average_pool,
+    (MICROSOFT, "QLinearLeakyRelu"): qlinear_leaky_relu,
+    (MICROSOFT, "QLinearMul"): qlinear_mul,
+    (MICROSOFT, "QLinearReduceMean"): qlinear_reduce_mean,
+    (MICROSOFT, "QLinearSigmoid"): qlinear_sigmoid,
+    (MICROSOFT, "QLinearSoftmax"): qlinear_softmax,
+    (MICROSOFT, "QLinearWhere"): qlinear_where,
+    (MICROSOFT, "QuantizeLinear"): quantize_linear,
     (MICROSOFT, "QuickGelu"): quick_gelu,
     (MICROSOFT, "RotaryEmbedding"): rotary_embedding,
     (MICROSOFT, "SimplifiedLayerNormalization"): simplified_layer_norm,

@@ -62,6 +62,7 @@ class Writer:
         self._taken = _names(model.graph)
         self._given_out = {value.name for value in model.graph.output}
         self._label = ""
+        self._tensors: dict[str, onnx.TensorProto] = {}
         for value in model.graph.input:
             self.types[value.name] = value.type
         for tensor in model.graph.initializer:
@@ -72,8 +73,15 @@ class Writer:
     def know(self, tensor: onnx.TensorProto) -> None:
         """Records an initializer's type and, if it is small, its value."""
         self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        self._tensors[tensor.name] = tensor
         if prod(tensor.dims) <= _SMALL and tensor.data_type != onnx.TensorProto.STRING:
             self.values[tensor.name] = numpy_helper.to_array(tensor)
+
+    def array(self, name: str) -> numpy.ndarray:
+        """The value of an initializer of any size. Raises :class:`Unsuitable` for other tensors."""
+        if name not in self._tensors:
+            raise Unsuitable(f"its input '{name}' is known only at run time: make it a constant")
+        return numpy_helper.to_array(self._tensors[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
         kind = self.types.get(name)
@@ -124,6 +132,13 @@ class Writer:
         self.append(node)
         return output
 
+    def several(self, kind: str, count: int, *inputs: str) -> list[str]:
+        """Adds a node of several outputs. Returns them."""
+        name = f"{self._label}/{kind}"
+        outputs = [self.fresh(f"{name}_output{place}") for place in range(count)]
+        self.append(helper.make_node(kind, inputs, outputs, name=name))
+        return outputs
+
     def append(self, node: onnx.NodeProto) -> None:
         """Adds a finished node. If its results are small and known, they become initializers,
         unless the model returns them.
@@ -163,6 +178,12 @@ class Writer:
         if self.opset < 18:
             return self.add("ReduceMean", x, axes=list(axes), keepdims=1)
         return self.add("ReduceMean", x, self.integers(list(axes)), keepdims=1)
+
+    def sum(self, x: str, axes: Sequence[int]) -> str:
+        """The sum over ``axes``, which stay with size 1."""
+        if self.opset < 13:
+            return self.add("ReduceSum", x, axes=list(axes), keepdims=1)
+        return self.add("ReduceSum", x, self.integers(list(axes)), keepdims=1)
 
     def cast(self, x: str, dtype: int) -> str:
         return x if self.dtype(x) == dtype else self.add("Cast", x, to=dtype)

@@ -24,7 +24,10 @@ def _quantize(lowering: Lowering, call: relax.Call) -> Any:
         return None
     scale = _along(lowering, scale, call, made)
     zero = _cast(lowering, _along(lowering, zero, call, made), "float32")
-    steps = lowering.emit("round", (lowering.emit("divide", (x, scale)),))
+    value = lowering.array(scale)
+    if value is None or not (value == 1).all():  # the sums of a product are scaled before
+        x = lowering.emit("divide", (x, scale))
+    steps = lowering.emit("round", (x,))
     bounds = numpy.iinfo(made.dtype)
     shifted = lowering.emit("add", (steps, zero))
     held = lowering.emit("clip", (shifted,), min=float(bounds.min), max=float(bounds.max))

@@ -7,9 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 import numpy
 
 from gtco.graph.graph import Graph
+from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Dim, Operator
 
 Rule = Callable[[Graph, Operator], str | None]
+# Movement of one tensor that gives each of its elements at most once.
+MOVES = ("identity", "reshape", "permute", "slice")
 
 
 def apply_rule(
@@ -48,6 +51,18 @@ def scalar(graph: Graph, tensor: str) -> float | None:
     if value.size > 1 and any(value.strides) and not bool((value == first).all()):
         return None
     return float(first)
+
+
+def constant_value(graph: Graph, tensor: str) -> numpy.ndarray | None:
+    """The value of a constant, also if differences, casts and movement of constants make it."""
+    if graph.is_constant(tensor):
+        return graph.constants[tensor]
+    op = graph.producer(tensor)
+    if op is None or op.kind not in ("cast", "subtract", *MOVES):
+        return None
+    values = [constant_value(graph, x) for x in op.inputs]
+    known = [v for v in values if v is not None]
+    return evaluate(op, *known) if len(known) == len(values) else None
 
 
 def made_by(graph: Graph, tensor: str, *kinds: str) -> Operator | None:

@@ -14,8 +14,10 @@ from gtco.tensor.operators import OPERATORS
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType
 
-# A result may have so many more bytes than its inputs; views have no such limit.
+# A result may have so many more bytes than its inputs, or so many times as many: int8 weights
+# become float32. Views have no such limit.
 _GROWTH = 16 << 20
+_WIDER = 4
 _VIEWS = frozenset("identity reshape permute slice broadcast".split())
 _INTERN_BYTES = 4096
 _DIVISIONS = frozenset("divide floor_divide mod floor_mod".split())
@@ -41,7 +43,8 @@ def _fold(graph: Graph, op: Operator) -> str | None:
     if op.output in graph.outputs or not all(graph.is_constant(source) for source in op.inputs):
         return None
     arrays = [graph.constants[source] for source in op.inputs]
-    if op.kind not in _VIEWS and op.type.nbytes > sum(a.nbytes for a in arrays) + _GROWTH:
+    given = sum(a.nbytes for a in arrays)
+    if op.kind not in _VIEWS and op.type.nbytes > max(given + _GROWTH, given * _WIDER):
         return None
     if op.kind in _DIVISIONS and arrays[1].dtype.kind in "iu" and not arrays[1].all():
         return None

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy
 
 from gtco.graph.graph import Graph
-from gtco.graph.rewrites.apply import apply_rule
+from gtco.graph.rewrites.apply import MOVES, apply_rule, constant_value
 from gtco.machine.target import Machine, Target
 from gtco.tensor.analysis.window import narrow_groups
 from gtco.tensor.intrinsics.table import kinds
@@ -30,7 +30,6 @@ from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType
 
 _BYTES = ("int8", "uint8")
-_MOVES = ("identity", "reshape", "permute", "slice")
 _SHIFT = 128  # from int8 to uint8
 # The largest magnitudes of q and of the shifted z, times that of w: a sum over k must be an int32.
 _LARGEST = (255 + 255 + _SHIFT) * 128
@@ -150,7 +149,7 @@ def _quantized(graph: Graph, tensor: str) -> _Quantized | None:
     op = graph.producer(tensor)
     if op is None:
         return None
-    if op.kind in _MOVES:
+    if op.kind in MOVES:
         inner = _quantized(graph, op.inputs[0])
         return None if inner is None else replace(inner, moves=(op, *inner.moves))
     if op.kind == "cast" and op.type.dtype in ("int32", "float32"):
@@ -186,13 +185,13 @@ def _small(graph: Graph, zero: str) -> bool:
     if value is not None:
         return -128 <= value <= 255
     op = graph.producer(zero)
-    while op is not None and op.kind in _MOVES:
+    while op is not None and op.kind in MOVES:
         op = graph.producer(op.inputs[0])
     return op is not None and op.kind == "cast" and graph.types[op.inputs[0]].dtype in _BYTES
 
 
 def _scalar_value(graph: Graph, tensor: str) -> int | None:
-    value = _value(graph, tensor)
+    value = constant_value(graph, tensor)
     return None if value is None else int(value.reshape(()))
 
 
@@ -234,32 +233,20 @@ def _weights(graph: Graph, tensor: str) -> _Weights | None:
     op = graph.producer(tensor)
     if op is not None and op.kind == "multiply" and op.type.dtype == "float32":
         for x, factor in (op.inputs, op.inputs[::-1]):
-            steps, scale = _value(graph, x), _value(graph, factor)
+            steps, scale = constant_value(graph, x), constant_value(graph, factor)
             if steps is None or scale is None:
                 return None
             if steps.shape == op.type.shape and _fits(steps):
                 return _Weights(steps, numpy.broadcast_to(scale, steps.shape))
         return None
-    if op is not None and op.kind in _MOVES:
+    if op is not None and op.kind in MOVES:
         inner = _weights(graph, op.inputs[0])
         if inner is None:
             return None
         scale = None if inner.scale is None else evaluate(op, inner.scale)
         return _Weights(evaluate(op, inner.steps), scale)
-    value = _value(graph, tensor)
+    value = constant_value(graph, tensor)
     return _Weights(value) if value is not None and _fits(value) else None
-
-
-def _value(graph: Graph, tensor: str) -> numpy.ndarray | None:
-    """The value of a constant, also if differences, casts and movement of constants make it."""
-    if graph.is_constant(tensor):
-        return graph.constants[tensor]
-    op = graph.producer(tensor)
-    if op is None or op.kind not in ("cast", "subtract", *_MOVES):
-        return None
-    values = [_value(graph, x) for x in op.inputs]
-    known = [v for v in values if v is not None]
-    return evaluate(op, *known) if len(known) == len(values) else None
 
 
 def _fits(steps: numpy.ndarray) -> bool:

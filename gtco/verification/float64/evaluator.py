@@ -1,9 +1,10 @@
 """Evaluates ONNX models in numpy, in float64 or with the roundings of float32 and narrower formats.
 
 The operators are those of ``onnx.reference``. gtco has its own (``operators.py``, ``spatial.py``,
-``resizing.py``) where those are slow, use only float32, or lack something. Weights stay in their
-own format and are widened when they are used. A tensor is dropped after its last reader has run.
-Time and memory are bounded: :class:`Unjudged` says which operator or bound stopped an evaluation.
+``resizing.py``, ``quantized.py``) where those are slow, use only float32, or lack something.
+Weights stay in their own format and are widened when they are used. A tensor is dropped after its
+last reader has run. Time and memory are bounded: :class:`Unjudged` says which operator or bound
+stopped an evaluation.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from gtco.support.dtypes import is_float
 from gtco.verification.float64.operators import OPERATORS, Arithmetic, arithmetic
+from gtco.verification.float64.quantized import QUANTIZED
 from gtco.verification.float64.resizing import RESIZING
 from gtco.verification.float64.spatial import SPATIAL
 from gtco.verification.judge import Unjudged
@@ -30,6 +32,7 @@ LOOPS = frozenset(
     "AffineGrid CausalConvWithState Col2Im DFT DeformConv Det GRU LRN LSTM LinearAttention LpPool "
     "MaxUnpool NonMaxSuppression RNN ReverseSequence RoiAlign STFT TensorScatter Unique".split()
 )
+_OPERATORS = [*OPERATORS, *SPATIAL, *RESIZING, *QUANTIZED]
 ELEMENTS = 100_000  # elements that an operator that loops may read and write
 RANDOM = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
@@ -72,7 +75,7 @@ class Evaluator:
         kind = type("_Bounded", (_Bounded,), {"limits": limits})
         with np.errstate(all="ignore"):
             try:
-                self._inner = kind(_plain_domains(model), new_ops=[*OPERATORS, *SPATIAL, *RESIZING])
+                self._inner = kind(_plain_domains(model), new_ops=_OPERATORS)
             except Unjudged:
                 raise
             except Exception as error:  # it raises exceptions of any type

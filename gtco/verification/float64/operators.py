@@ -326,24 +326,6 @@ def _cast(x: Array, dtype: Any) -> Array:
     return x.astype(arithmetic.rules.dtype if is_float(dtype) else dtype)
 
 
-class DequantizeLinear(OpRun):
-    op_domain = ""
-
-    def _run(self, x, scale, zero=None, axis=1, block_size=0, output_dtype=0):  # type: ignore[no-untyped-def]
-        def along(v: Array) -> Array:
-            if block_size:
-                wide = np.repeat(v, block_size, axis=axis)
-                return wide[tuple(slice(n) for n in x.shape)]
-            if v.size == 1:
-                return v.reshape(())
-            return v.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
-
-        y = x.astype(scale.dtype)
-        if zero is not None:
-            y = y - along(zero).astype(scale.dtype)
-        return (y * along(scale),)
-
-
 # movement that onnx.reference does element by element -------------------------------------------
 class GatherND(OpRun):
     op_domain = ""
@@ -394,5 +376,5 @@ OPERATORS: Sequence[type[OpRun]] = (
     MatMul, Gemm, Einsum, FusedMatMul, Erf, Sigmoid, Softplus, HardSwish, Mish, Gelu, _GELU,
     BiasGelu, FastGelu, QuickGelu, Softmax, LogSoftmax, Hardmax, BatchNormalization,
     GroupNormalization, MeanVarianceNormalization, SkipLayerNormalization, Cast, CastLike,
-    DequantizeLinear, GatherND, ScatterND, ScatterElements,
+    GatherND, ScatterND, ScatterElements,
 )  # fmt: skip

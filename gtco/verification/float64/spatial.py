@@ -26,18 +26,28 @@ class Conv(OpRun):
         self, x, w, b=None, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None,
         pads=None, strides=None,
     ):  # fmt: skip
-        kernel = w.shape[2:]
-        strides, dilations = strides or [1] * len(kernel), dilations or [1] * len(kernel)
-        padding = _pads(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
-        x, w = np.pad(operand(x), [(0, 0), (0, 0), *padding]), operand(w)
-        counts = _counts(x.shape[2:], kernel, strides, dilations)
-        n, c, outputs = x.shape[0], x.shape[1], w.shape[0]
-        filters = w.reshape(group, outputs // group, c // group, *kernel)
-        y = np.zeros((n, group, outputs // group, int(np.prod(counts))), x.dtype)
-        for tap, window in _windows(kernel, strides, dilations, counts):
-            part = x[(slice(None), slice(None), *window)]
-            y += filters[(slice(None),) * 3 + tap] @ part.reshape(n, group, c // group, -1)
-        return (_biased(y.reshape(n, outputs, *counts), b),)
+        y = convolution(operand(x), operand(w), auto_pad, dilations, group, pads, strides)
+        return (_biased(y, b),)
+
+
+def convolution(
+    x: Array, w: Array, auto_pad: str, dilations: Any, group: int, pads: Any, strides: Any
+) -> Array:
+    """The convolution of x [n, c, ...] with w [outputs, c / group, ...] in x's dtype. Attributes
+    that are None have ONNX's defaults.
+    """
+    kernel = w.shape[2:]
+    strides, dilations = strides or [1] * len(kernel), dilations or [1] * len(kernel)
+    padding = _pads(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
+    x = np.pad(x, [(0, 0), (0, 0), *padding])
+    counts = _counts(x.shape[2:], kernel, strides, dilations)
+    n, c, outputs = x.shape[0], x.shape[1], w.shape[0]
+    filters = w.reshape(group, outputs // group, c // group, *kernel)
+    y = np.zeros((n, group, outputs // group, int(np.prod(counts))), x.dtype)
+    for tap, window in _windows(kernel, strides, dilations, counts):
+        part = x[(slice(None), slice(None), *window)]
+        y += filters[(slice(None),) * 3 + tap] @ part.reshape(n, group, c // group, -1)
+    return y.reshape(n, outputs, *counts)
 
 
 class ConvTranspose(OpRun):
@@ -106,11 +116,21 @@ class AveragePool(OpRun):
         self, x, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None,
         kernel_shape=None, pads=None, strides=None,
     ):  # fmt: skip
-        given = (auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
-        total = sum(_pooled(x, *given, 0))
-        ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
-        count = sum(_pooled(ones, *given, 0, fill_inside=1 if count_include_pad else 0))
-        return (total / count,)
+        given = (ceil_mode, count_include_pad, dilations, kernel_shape, pads, strides)
+        return (averages(x, auto_pad, *given),)
+
+
+def averages(
+    x: Array, auto_pad: str, ceil_mode: int, count_include_pad: int, dilations: Any,
+    kernel_shape: Any, pads: Any, strides: Any,
+) -> Array:  # fmt: skip
+    """The mean of each window. Attributes that are None have ONNX's defaults."""
+    given = (auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+    total = sum(_pooled(x, *given, 0))
+    ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
+    count = sum(_pooled(ones, *given, 0, fill_inside=1 if count_include_pad else 0))
+    mean: Array = np.asarray(total / count)
+    return mean
 
 
 class GlobalAveragePool(OpRun):

@@ -1,0 +1,112 @@
+"""Products by weights of a few bits that are packed in bytes, by blocks along k.
+
+    MatMulNBits(a, B, scales, zeros)  ->  MatMul(a, transpose((unpack(B) - zeros) * scales))
+
+The weights are unpacked here. Later they become a constant of a's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy
+import onnx
+from onnx import TensorProto
+
+from gtco.frontend.expansion.control_flow import attributes
+from gtco.frontend.expansion.quantized import inputs
+from gtco.frontend.expansion.walk import Unsuitable, Walk
+from gtco.frontend.expansion.writer import Writer
+from gtco.frontend.node_check import DTYPES
+
+_BITS = (2, 4, 8)
+_LEAST_BLOCK = 16
+
+
+def matmul_nbits(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
+    w, attrs = walk.writer, attributes(node)
+    a, packed, scales, zeros, order, bias = inputs(node, 6, (3, 4, 5))
+    k, n, block = (int(attrs.get(name, 0)) for name in ("K", "N", "block_size"))
+    bits = int(attrs.get("bits", 4))
+    if bits not in _BITS:
+        raise Unsuitable(
+            f"its weights have {bits} bits, and gtco reads {', '.join(map(str, _BITS))}"
+        )
+    if block < _LEAST_BLOCK or block & (block - 1) or min(k, n) < 1:
+        raise Unsuitable(
+            f"its K, N and block_size are {k}, {n} and {block}: the first two have to be positive, "
+            f"and the block a power of two of {_LEAST_BLOCK} or more"
+        )
+    if order:
+        raise Unsuitable(
+            f"its weights are in an order of their own (g_idx '{order}'), which ONNX Runtime "
+            "dropped too: quantize the model again without it"
+        )
+    if attrs.get("weight_prepacked", 0):
+        raise Unsuitable(
+            "its weights are packed for one machine (weight_prepacked): save the model before"
+        )
+    if w.shape(a)[-1:] != (k,):
+        raise Unsuitable(
+            f"its input has the shape {list(w.shape(a))}, whose last axis has to be {k}"
+        )
+    blocks = -(-k // block)
+    dtype = w.dtype(a)
+    steps = _unpacked(w, packed, (n, blocks, block), bits)
+    values = w.cast(w.constant(steps, TensorProto.UINT8, "weights"), dtype)
+    weight = w.add("Sub", values, _zeros(w, zeros, (n, blocks), bits, dtype))
+    if prod(w.shape(scales)) != n * blocks or w.dtype(scales) != dtype:
+        raise Unsuitable(
+            f"its scales '{scales}' are {DTYPES[w.dtype(scales)]}{list(w.shape(scales))}, and have "
+            f"to be {DTYPES[dtype]}[{n}, {blocks}]"
+        )
+    weight = w.add("Mul", weight, w.reshape(scales, (n, blocks, 1)))
+    weight = w.slice(w.reshape(weight, (n, blocks * block)), 1, 0, k)
+    y = w.add("MatMul", a, w.transpose(weight, [1, 0]))
+    if bias and w.shape(bias) != (n,):
+        raise Unsuitable(f"its bias '{bias}' has the shape {list(w.shape(bias))}, not [{n}]")
+    return [w.add("Add", y, bias) if bias else y]
+
+
+def _unpacked(w: Writer, packed: str, shape: tuple[int, int, int], bits: int) -> numpy.ndarray:
+    """The weights [n, blocks, block] as uint8. The first of a byte is in its lowest bits."""
+    n, blocks, block = shape
+    array = w.array(packed)
+    size = block * bits // 8
+    if array.dtype != numpy.uint8 or array.size != n * blocks * size:
+        raise Unsuitable(
+            f"its weights '{packed}' are {array.dtype}{list(array.shape)}, and have to be "
+            f"uint8[{n}, {blocks}, {size}]"
+        )
+    return _split(array.reshape(n, blocks, size), bits)
+
+
+def _split(array: numpy.ndarray, bits: int) -> numpy.ndarray:
+    """The numbers in each byte, side by side along the last axis."""
+    shifts = numpy.arange(0, 8, bits, dtype=numpy.uint8)
+    parts = (array[..., None] >> shifts) & numpy.uint8(2**bits - 1)
+    return parts.reshape(*array.shape[:-1], -1)
+
+
+def _zeros(w: Writer, zeros: str, shape: tuple[int, int], bits: int, dtype: int) -> str:
+    """The zero points [n, blocks, 1] in a's type: packed ones, unpacked floats, or the middle."""
+    n, blocks = shape
+    if not zeros:
+        return w.constant(2 ** (bits - 1), dtype, "zero_point")
+    if w.dtype(zeros) == dtype:
+        if prod(w.shape(zeros)) != n * blocks:
+            raise Unsuitable(
+                f"its zero points '{zeros}' have the shape {list(w.shape(zeros))}, not "
+                f"[{n}, {blocks}]"
+            )
+        return w.reshape(zeros, (n, blocks, 1))
+    array = w.array(zeros)
+    row = -(-blocks * bits // 8)
+    if array.dtype != numpy.uint8 or array.size != n * row:
+        raise Unsuitable(
+            f"its zero points '{zeros}' are {array.dtype}{list(array.shape)}, and have to be "
+            f"uint8[{n}, {row}]"
+        )
+    unpacked = _split(array.reshape(n, row), bits)[:, :blocks]
+    return w.constant(unpacked[..., None], dtype, "zero_points")
