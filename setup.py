@@ -52,6 +52,7 @@ EXTRAS = {
         "psutil",
         "rich",
         "safetensors",
+        "scikit-learn",  # its digits are what small models are trained on
         *CUDA,
         *CUDA_TOOLS,
     ],

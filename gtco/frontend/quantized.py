@@ -25,6 +25,11 @@ _FUSED = frozenset(
 )
 
 
+def is_quantized(model: onnx.ModelProto) -> bool:
+    """True if the model has an operator that quantizes, dequantizes or multiplies integers."""
+    return any(node.op_type in _FUSED or node.op_type in _COMPILED for node in nodes(model.graph))
+
+
 def note(model: onnx.ModelProto) -> str:
     """A note for the user of a quantized model; "" for any other model."""
     counts = Counter(n.op_type for n in nodes(model.graph) if n.op_type in _COMPILED)

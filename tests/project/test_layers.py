@@ -23,6 +23,7 @@ LEVELS = {
     "compiler": 5,
     "driver": 4,
     "tuning": 4,
+    "quantization": 4,
     "frontend": 3,
     "graph": 3,
     "search": 3,
