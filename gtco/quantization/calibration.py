@@ -72,9 +72,7 @@ class Switchboard:
             made = self.run({**sample, **settings})
             yield {name: numpy.array(made[name]) for name in self.outputs}
 
-    def _settings(
-        self, ranges: Mapping[str, Range], quantized: Sequence[str]
-    ) -> dict[str, Array]:
+    def _settings(self, ranges: Mapping[str, Range], quantized: Sequence[str]) -> dict[str, Array]:
         any_range = Range(0.0, 1.0)
         chosen = [ranges.get(name, any_range) for name in self.switched.tensors]
         wanted = set(quantized)

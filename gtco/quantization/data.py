@@ -106,12 +106,19 @@ def _single(data: Any) -> Any:
         return None if path.is_dir() else _read(path)
     if isinstance(data, Mapping) or _is_array(data):
         return data
-    if isinstance(data, Iterable) and not isinstance(data, bytes | bytearray):
+    if not isinstance(data, bytes | bytearray) and (
+        isinstance(data, Iterable) or _is_indexed(data)
+    ):
         return None
     raise InputError(
         f"data is a {type(data).__name__}: give the path of a .npz, .npy or a folder of them, an "
         "array, arrays by input name, or an iterable of these such as a DataLoader"
     )
+
+
+def _is_indexed(data: Any) -> bool:
+    """True for what has items by number, as PyTorch's Dataset."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
 def _all_runs(data: Any, specs: Sequence[Spec]) -> Iterator[Run]:
@@ -123,7 +130,8 @@ def _all_runs(data: Any, specs: Sequence[Spec]) -> Iterator[Run]:
         for path in files:
             yield from _runs(_read(path), specs, f"'{path.name}'")
         return
-    for number, item in enumerate(data):
+    items = data if isinstance(data, Iterable) else (data[n] for n in range(len(data)))
+    for number, item in enumerate(items):
         yield from _runs(item, specs, f"item {number} of the data")
 
 

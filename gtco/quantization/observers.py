@@ -20,10 +20,10 @@ from gtco.support.errors import InputError
 
 Array = NDArray[Any]
 
-BINS = 4096  # at most: 16 for each step of uint8
+BINS = 1 << 14  # at most: 64 for each step of uint8, so that a few values far out leave some
 LEVELS = 256
-_NARROWEST = -100  # exponent of the narrowest bin: 2^100 is still a float32
-_DIGITS = 20  # bits of an index: a float32 times a power of two then has an exact floor
+_NARROWEST = -160  # exponent of the narrowest bin, below the smallest float32
+_DIGITS = 24  # of a float32: narrower bins tell no more values apart
 _PERCENT = 99.99  # of the values are inside what the percentile observer takes
 _FACTORS = numpy.geomspace(1.0, 1 / 64, 73)  # by which an end of the range is tried
 
@@ -51,7 +51,8 @@ class Histogram:
         if self.exponent is not None:
             self._coarsen(exponent - self.exponent)
         self.exponent = exponent
-        scaled = values.ravel() * values.dtype.type(ldexp(1.0, -exponent))
+        # exact in float64; in float32 a tiny negative value would become 0
+        scaled = values.ravel().astype(numpy.float64) * ldexp(1.0, -exponent)
         index = numpy.floor(scaled).astype(numpy.int64)
         start, stop = int(index.min()), int(index.max()) + 1
         if self.counts.size:
@@ -139,10 +140,11 @@ def percentile(seen: Histogram, percent: float = _PERCENT) -> Range:
 
 def mse(seen: Histogram) -> Range:
     """The range with the least mean square error."""
-    centers, counts = seen.centers, seen.counts
+    there = seen.counts > 0
+    centers, counts = seen.centers[there], seen.counts[there].astype(numpy.float64)
 
     def error(chosen: Range) -> float:
-        return float(counts @ (centers - rounded(centers, chosen)) ** 2)
+        return float((counts * (centers - rounded(centers, chosen)) ** 2).sum())
 
     return _best(minmax(seen), error)
 

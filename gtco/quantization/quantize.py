@@ -104,9 +104,7 @@ class Quantizer:
         return () if self.settings.smooth == "off" else (float(self.settings.smooth),)
 
     @contextmanager
-    def board(
-        self, model: onnx.ModelProto, products: Sequence[Product]
-    ) -> Iterator[Switchboard]:
+    def board(self, model: onnx.ModelProto, products: Sequence[Product]) -> Iterator[Switchboard]:
         """The library with switches."""
         switched = with_switches(model, products)
         outputs = tuple(value.name for value in model.graph.output)
