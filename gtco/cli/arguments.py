@@ -19,7 +19,6 @@ from gtco.support.options import (
     LAUNCHES,
     MOST_THREADS,
     OBSERVERS,
-    Quantization,
     check_place,
     whole_number,
 )
@@ -328,8 +327,14 @@ def add_quantization(parser: argparse.ArgumentParser, required: bool = False) ->
 
 
 def quantization(options: argparse.Namespace) -> dict[str, Any]:
-    """The values of :func:`add_quantization` but for the data, as fields of ``Quantization``."""
-    return {name: getattr(options, name) for name in Quantization.__dataclass_fields__}
+    """The values of :func:`add_quantization` that are given, as fields of ``CompileOptions``."""
+    defaults = argparse.ArgumentParser()
+    add_quantization(defaults)
+    return {
+        name: getattr(options, name)
+        for name, default in vars(defaults.parse_args([])).items()
+        if getattr(options, name) != default
+    }
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
@@ -389,5 +394,5 @@ def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     shapes = unique(options.shape, "--shape") or None
     dims = unique(options.dim, "--dim") or None
     names += ["cache"] if hasattr(options, "cache") else []  # of compile alone
-    names += ["data", *Quantization.__dataclass_fields__]
-    return {"shapes": shapes, "dims": dims} | {name: getattr(options, name) for name in names}
+    found = {"shapes": shapes, "dims": dims} | {name: getattr(options, name) for name in names}
+    return found | quantization(options)

@@ -59,9 +59,7 @@ def main(options: argparse.Namespace) -> int:
         with uninterrupted():
             import_tvm()
             from gtco.compiler import quantize
-        made = quantize(
-            options.model, options.data, progress=progress, **arguments.quantization(options)
-        )
+        made = quantize(options.model, progress=progress, **arguments.quantization(options))
     made.save(output)
     if options.report:
         made.report.save(options.report)
