@@ -91,6 +91,7 @@ class QuantizationReport:
 
     @property
     def quantized(self) -> list[Layer]:
+        """The products in int8."""
         return [layer for layer in self.layers if not layer.float_because]
 
     @property
@@ -100,6 +101,7 @@ class QuantizationReport:
         return sum(layer.operations for layer in self.quantized) / max(1, total)
 
     def to_json(self) -> dict[str, Any]:
+        """What :meth:`save` writes."""
         return {
             "version": VERSION,
             "gtco": __version__,
