@@ -82,7 +82,8 @@ def test_what_is_wrong_is_said_before_the_work(
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--max-drop 0", "--max-drop nan", "--smooth 2", "--smooth much", "--observer best"]
+    "arguments",
+    ["--max-drop 0", "--max-drop nan", "--smooth 2", "--smooth much", "--observer best"],
 )
 def test_wrong_usage(here: Path, arguments: str) -> None:
     with pytest.raises(SystemExit, match="2"):
