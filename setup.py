@@ -56,6 +56,7 @@ EXTRAS = {
         "psutil",
         "rich",
         "safetensors",
+        "scikit-learn",  # its digits are what small models are trained on
         *CUDA,
         *CUDA_TOOLS,
         *REPORT,

@@ -14,7 +14,7 @@ from gtco.support.errors import GtcoError
 from gtco.support.version import __version__
 
 if TYPE_CHECKING:
-    from gtco.compiler import aot_compile, compile_model, compile_to_file
+    from gtco.compiler import aot_compile, compile_model, compile_to_file, quantize
     from gtco.driver.compiled import CompiledModel
     from gtco.integrations.inference_session import (
         InferenceSession,
@@ -57,6 +57,7 @@ __all__ = [
     "get_available_providers",
     "get_device",
     "load",
+    "quantize",
     "set_default_logger_severity",
 ]
 
@@ -70,6 +71,7 @@ _HOMES = {
     "compile_to_file": "gtco.compiler",
     "CompiledModel": "gtco.driver.compiled",
     "load": "gtco.runtime.module",
+    "quantize": "gtco.compiler",
     "Model": "gtco.runtime.module",
     "Tune": "gtco.support.options",
     # as ONNX Runtime has them

@@ -31,6 +31,7 @@ from gtco.driver.checks import (
 from gtco.driver.compilation import Compilation, Progress, silent
 from gtco.driver.compiled import CompiledModel, CompileReport
 from gtco.driver.library import Library
+from gtco.driver.quantizing import all_quantized, quantized
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import target
 from gtco.runtime.artifact import publish_alone
@@ -46,13 +47,22 @@ from gtco.support.errors import (
     RecordError,
     VerificationError,
 )
-from gtco.support.options import CompileKeywords, CompileOptions, c_compiler, check_whole, path_of
+from gtco.support.options import (
+    CompileKeywords,
+    CompileOptions,
+    Quantization,
+    QuantizeKeywords,
+    c_compiler,
+    check_whole,
+    path_of,
+)
 from gtco.support.sizes import choices, fixed
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from gtco.quantization.report import QuantizationReport, QuantizedModel
     from gtco.search.policy import Policy
     from gtco.tuning.census import Census
 
@@ -141,6 +151,9 @@ def compile_to_files(
     libraries are put in place when all of them are made.
     """
     chosen = _options(options)
+    found: list[QuantizationReport] = []
+    if chosen.precision == "int8":
+        models, chosen, found = all_quantized(models, chosen, compile_model, progress or silent)
     libraries = [
         Library(source_of(model), path_of("output", output), inputs, chosen, progress or silent)
         for model, output, inputs in models
@@ -149,7 +162,39 @@ def compile_to_files(
     if twice := [output for output in outputs if outputs.count(output) > 1]:
         raise OptionError(f"two models would be compiled to the same file '{twice[0]}'")
     _run(libraries, chosen)
-    return [library.report() for library in libraries]
+    reports = [library.report() for library in libraries]
+    for report, quantization in zip(reports, found, strict=False):
+        report.quantization = quantization
+        report.phases[:0] = quantization.phases
+        report.notes[:0] = quantization.notes
+    return reports
+
+
+def quantize(
+    model: Any,
+    data: Any,
+    example_inputs: Any = None,
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[QuantizeKeywords],
+) -> QuantizedModel:
+    """Quantize a model to int8 by samples, without training.
+
+    ``model`` and ``example_inputs`` are those of :func:`compile_model`. ``data`` is 32 to 256
+    samples of what the model will see: the path of a ``.npz`` (an array by input; the first axis
+    counts samples), of a ``.npy`` or of a folder of these; an array, or arrays by input; or an
+    iterable of these, such as a DataLoader, of whose tuples the first entries are the inputs.
+    Options are the fields of :class:`gtco.support.options.Quantization`.
+
+    The result has ``model``, plain ONNX with QuantizeLinear and DequantizeLinear around the
+    products by constant weights, ``report``, the verdict on held-out samples and a table of what
+    each product loses, and ``save(path)``. ``compile_model`` takes it as a model. Everything is
+    deterministic. Raises a :class:`gtco.support.errors.GtcoError` that says what is wrong with the
+    model or the data, and a :class:`gtco.support.errors.QuantizationError` for a ``max_drop`` that
+    cannot be kept.
+    """
+    settings = Quantization(**_known(options, Quantization))
+    return quantized(model, data, example_inputs, settings, compile_model, progress or silent)
 
 
 def candidates_to_file(
@@ -219,6 +264,10 @@ def stages_of(
     pick kernels by.
     """
     chosen = _one_shape(_options(options))
+    if chosen.precision == "int8":
+        one = [(model, Path("model.so"), example_inputs)]
+        made, chosen, _ = all_quantized(one, chosen, compile_model, progress or silent)
+        ((model, _, example_inputs),) = made
     run = Compilation(model, Path("model.so"), example_inputs, chosen, progress or silent)
     machine = target(chosen.target)
     backend_of(machine).check(chosen)
@@ -249,14 +298,19 @@ def space_sizes(
         )
 
 
-def _options(given: Mapping[str, Any]) -> CompileOptions:
+def _known(given: Mapping[str, Any], options: type) -> dict[str, Any]:
+    """The given fields of the options, without those that are None."""
     known = {name: value for name, value in given.items() if value is not None}
-    unknown = set(known) - set(CompileOptions.__dataclass_fields__)
-    if unknown:
+    fields = options.__dataclass_fields__  # type: ignore[attr-defined]
+    if unknown := set(known) - set(fields):
         raise OptionError(
-            f"unknown option {', '.join(sorted(unknown))}; known: "
-            f"{', '.join(CompileOptions.__dataclass_fields__)}"
+            f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(fields)}"
         )
+    return known
+
+
+def _options(given: Mapping[str, Any]) -> CompileOptions:
+    known = _known(given, CompileOptions)
     for name in ("dump", "records"):
         if name in known:
             known[name] = path_of(name, known[name])

@@ -1,5 +1,5 @@
-"""The command line: ``gtco compile | tune | candidates | measure | run | inspect | report | bench
-| records | doctor | completion``.
+"""The command line: ``gtco compile | tune | quantize | candidates | measure | run | inspect |
+report | bench | records | doctor | completion``.
 
 Exit codes: 0 done; 1 a ``GtcoError`` (its text is on standard error; ``--debug`` shows the
 traceback); 2 wrong usage; 130 Ctrl-C; 143 SIGTERM. After Ctrl-C and SIGTERM the command cleans up
@@ -25,6 +25,7 @@ from gtco.cli import (
     doctor_command,
     inspect_command,
     measure_command,
+    quantize_command,
     records_command,
     report_command,
     run_command,
@@ -37,6 +38,7 @@ from gtco.support.version import __version__, versions
 COMMANDS = (
     compile_command,
     tune_command,
+    quantize_command,
     candidates_command,
     measure_command,
     run_command,

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from gtco.support.errors import OptionError
 from gtco.support.options import (
+    ALL_PRECISIONS,
     EFFORTS,
-    GPU_PRECISIONS,
     LAUNCHES,
     MOST_THREADS,
+    OBSERVERS,
     check_place,
     whole_number,
 )
@@ -98,6 +99,32 @@ def minutes(text: str) -> float:
 def milliseconds(text: str) -> float:
     """A time in milliseconds above 0, converted to seconds."""
     return _time(text, 1e-3, "milliseconds", 12.5)
+
+
+def percent(text: str) -> float:
+    """A percentage above 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no percentage above 0, such as 5")
+    return found
+
+
+def strength(text: str) -> str | float:
+    """The strength of smoothing: off, auto, or a number between 0 and 1."""
+    if text in ("off", "auto"):
+        return text
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no strength of smoothing: give a number between 0 and 1, auto or off"
+        )
+    return found
 
 
 def _time(text: str, unit: float, name: str, example: float) -> float:
@@ -181,10 +208,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=GPU_PRECISIONS,
+        choices=ALL_PRECISIONS,
         default="fp32",
         help="the format of the operands of products, convolutions and attention: bf16, on GPUs "
-        "also fp16; sums and everything else stay fp32 (default fp32)",
+        "also fp16, on CPUs also int8, which quantizes the model by the samples of --data; sums "
+        "and everything else stay fp32 (default fp32)",
     )
     parser.add_argument(
         "--launches",
@@ -249,6 +277,64 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that build kernels (default: one for each core)",
     )
+    add_quantization(parser)
+
+
+def add_quantization(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """Adds the options of ``gtco quantize`` that a compile has too, with ``--precision int8``."""
+    of_int8 = "" if required else "with --precision int8: "
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=required,
+        metavar="FILE.npz",
+        help=f"{of_int8}32 to 256 samples of what the model will see: a .npz with an array by "
+        "input, a .npy for a model of one input, or a folder of these; the first axis counts "
+        "samples",
+    )
+    parser.add_argument(
+        "--max-drop",
+        type=percent,
+        metavar="PERCENT",
+        help=f"{of_int8}how far the outputs may be from the float model's on the samples held out, "
+        "as root mean squares; the most sensitive products stay in float until it holds (default: "
+        "no limit)",
+    )
+    parser.add_argument(
+        "--exclude",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help=f"{of_int8}products that stay in float, by the name of the node, its output or its "
+        "weights, by a part of it (head, blocks.0) or by a pattern (blocks.*.fc1)",
+    )
+    parser.add_argument(
+        "--observer",
+        choices=OBSERVERS,
+        default="auto",
+        help=f"{of_int8}how ranges of activations are found; auto takes the one with the least "
+        "error on the samples (default auto)",
+    )
+    parser.add_argument(
+        "--smooth",
+        type=strength,
+        default="off",
+        metavar="STRENGTH",
+        help=f"{of_int8}move the size of activations into the weights (SmoothQuant): a number "
+        "between 0 and 1 such as 0.5, auto, which tries some, or off (default off)",
+    )
+
+
+def quantization(options: argparse.Namespace) -> dict[str, Any]:
+    """The values of :func:`add_quantization` that are given, as fields of ``CompileOptions``."""
+    defaults = argparse.ArgumentParser()
+    add_quantization(defaults)
+    return {
+        name: getattr(options, name)
+        for name, default in vars(defaults.parse_args([])).items()
+        if getattr(options, name) != default
+    }
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
@@ -308,4 +394,5 @@ def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     shapes = unique(options.shape, "--shape") or None
     dims = unique(options.dim, "--dim") or None
     names += ["cache"] if hasattr(options, "cache") else []  # of compile alone
-    return {"shapes": shapes, "dims": dims} | {name: getattr(options, name) for name in names}
+    found = {"shapes": shapes, "dims": dims} | {name: getattr(options, name) for name in names}
+    return found | quantization(options)

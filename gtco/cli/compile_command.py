@@ -10,6 +10,7 @@ from typing import Any
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.console import Phases, milliseconds, say, show, size
 from gtco.cli.outputs import check_free, libraries
+from gtco.cli.quantize_command import show_quantization
 from gtco.cli.report_command import check_report, write_report
 from gtco.cli.tables import Table
 from gtco.runtime.publish import weights_beside
@@ -132,6 +133,9 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
         raise
     for output, report in zip(outputs, reports, strict=True):
         summary(output, report)
+    for output, report in zip(outputs, reports, strict=True):
+        if report.quantization is not None:
+            show_quantization(report.quantization, f"{output}, quantized")
     if reports[0].tuned is not None:
         for line in reports[0].tuned.outlook:
             say(line)

@@ -114,11 +114,11 @@ class CpuBackend(Backend):
 
     def check_options(self, options: CompileOptions) -> None:
         name = self.machine.name
-        if options.precision not in PRECISIONS:
+        if options.precision not in (*PRECISIONS, "int8"):
             raise OptionError(
                 f"precision {options.precision} is for GPUs (--target cuda:...): CPUs multiply "
                 "float16 no faster than float32, and a float16 file keeps its weights in float16 "
-                f"at any precision. '{name}' has {', '.join(PRECISIONS)}"
+                f"at any precision. '{name}' has {', '.join(PRECISIONS)}, int8"
             )
         for_gpus = {
             f"launches={options.launches}": options.launches != "graph",
@@ -174,6 +174,10 @@ class GpuBackend(Backend):
         )
 
     def check_options(self, options: CompileOptions) -> None:
+        if options.precision == "int8":
+            raise OptionError(
+                f"precision int8 is for CPUs, and '{self.machine.name}' is a GPU: compile for fp16"
+            )
         if options.threads:
             raise OptionError(
                 f"threads={options.threads}: '{self.machine.name}' is a GPU, whose kernels take "

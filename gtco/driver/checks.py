@@ -44,7 +44,11 @@ def is_program(model: Any) -> bool:
 
 
 def source_of(model: Any) -> Any:
-    """The model, with every path as a ``Path`` and all bytes as ``bytes``."""
+    """The model, with every path as a ``Path`` and all bytes as ``bytes``. What ``gtco.quantize``
+    gives has its ONNX model inside.
+    """
+    if type(model).__name__ == "QuantizedModel":
+        return model.model
     if isinstance(model, str | os.PathLike):
         return Path(model)
     return bytes(model) if isinstance(model, bytearray) else model

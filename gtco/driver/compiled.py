@@ -10,6 +10,7 @@ from gtco.runtime.module import Model
 from gtco.tuning.view import View
 
 if TYPE_CHECKING:
+    from gtco.quantization.report import QuantizationReport
     from gtco.tuning.whole import ModelVerdict
 
 
@@ -30,6 +31,8 @@ class CompileReport:
     - ``rejections``: how many configs gave no program, by reason;
     - ``cached``: when the library was made, if it comes from the cache (ISO 8601); otherwise
       empty. ``tuning``, ``tuned`` and ``settled`` are only of this compile.
+    - ``quantization``: with precision ``int8``, how the model was quantized and what it lost;
+      otherwise None.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -48,6 +51,7 @@ class CompileReport:
     settled: ModelVerdict | None = None
     variants: dict[str, CompileReport] = field(default_factory=dict)
     cached: str = ""
+    quantization: QuantizationReport | None = None
 
     @property
     def seconds(self) -> float:

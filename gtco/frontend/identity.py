@@ -6,11 +6,17 @@ import hashlib
 
 import onnx
 
+SOURCE = "gtco.quantized_from"  # of a quantized file: the identity of the float model
+
 
 def identity(model: onnx.ModelProto) -> str:
     """16 hex digits of the model's operators, inputs and outputs. Weights do not count, so a model
-    keeps its identity if it is trained further or exported for another batch or image size.
+    keeps its identity if it is trained further or exported for another batch or image size. One
+    that gtco quantized has the identity of the model that it was made from.
     """
+    for entry in model.metadata_props:
+        if entry.key == SOURCE:
+            return entry.value
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
     lines = [f"{node.domain} {node.op_type} {len(node.input)}" for node in graph.node]

@@ -32,6 +32,7 @@ from gtco.support.errors import ModelError, OptionError, installing
 from gtco.support.nested import call_arguments, named_tensors
 
 if TYPE_CHECKING:
+    import onnx
     import torch
 
 _OPSET = 20
@@ -99,12 +100,29 @@ def load_pytorch(
     are left out. Notes say which of its own tensors and inputs the module changes, which a library
     does not do. Raises as :func:`export` does.
     """
-    torch = _torch()
     exported = (
         model if isinstance(model, Exported) else export(model, example_inputs, shapes=shapes)
     )
+    notes = notes_of_writes(exported.program)
+    skeleton, weights = onnx_skeleton(exported)
+    imported = import_skeleton(
+        skeleton,
+        weights,
+        shapes=shapes,
+        simplify=simplify,
+        simplify_timeout=simplify_timeout,
+        float16=float16,
+        symbols=True,
+    )
+    return replace(imported, notes=(*notes, *imported.notes))
+
+
+def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.ndarray]]:
+    """The program as ONNX by torch's exporter, and its large weights by name, which are inputs
+    there. Raises ModelError.
+    """
+    torch = _torch()
     program: Any = exported.program
-    notes = notes_of_writes(program)
     try:
         with _quiet(), torch.no_grad():
             onnx_program = torch.onnx.export(
@@ -125,16 +143,7 @@ def load_pytorch(
             "yourself with torch.onnx.export and give gtco the file"
         ) from error
     _name_dimensions(skeleton.graph, _dimension_names(program))
-    imported = import_skeleton(
-        skeleton,
-        weights,
-        shapes=shapes,
-        simplify=simplify,
-        simplify_timeout=simplify_timeout,
-        float16=float16,
-        symbols=True,
-    )
-    return replace(imported, notes=(*notes, *imported.notes))
+    return skeleton, weights
 
 
 def load_program(path: Path) -> torch.export.ExportedProgram:

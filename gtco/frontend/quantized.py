@@ -28,6 +28,11 @@ _REFUSED = frozenset(
 )
 
 
+def is_quantized(model: onnx.ModelProto) -> bool:
+    """True if the model has an operator that quantizes, dequantizes or multiplies integers."""
+    return any(node.op_type in _COMPILED | _REFUSED for node in nodes(model.graph))
+
+
 def note(model: onnx.ModelProto) -> str:
     """A note for the user of a quantized model; "" for any other model."""
     counts = Counter(n.op_type for n in nodes(model.graph) if n.op_type in _COMPILED)

@@ -60,6 +60,10 @@ class RecordError(GtcoError):
     """A file of records cannot be read or written, or holds something else."""
 
 
+class QuantizationError(GtcoError):
+    """No choice of quantized products keeps the error within the budget; the text says the best."""
+
+
 class OptionError(GtcoError, ValueError):
     """An option has a value that gtco does not accept."""
 

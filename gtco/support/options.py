@@ -24,7 +24,9 @@ from gtco.support.sizes import check_dims
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # and the dtype that products multiply
 GPU_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
+ALL_PRECISIONS = (*GPU_PRECISIONS, "int8")  # int8 is for CPUs, and needs samples
 LAUNCHES = ("graph", "persistent", "auto")
+OBSERVERS = ("auto", "minmax", "percentile", "entropy", "mse")
 MOST_THREADS = 1024  # that a library runs by (MAX_THREADS of runtime/csrc/api.c)
 
 
@@ -110,6 +112,46 @@ EFFORTS = {
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """How a model is quantized.
+
+    - ``exclude``: products that stay in float, by the name of the node, of its output, of its
+      weights or its bias, by a part of such a name (``head``, ``blocks.0``), or by a pattern
+      (``blocks.*.fc1``)
+    - ``observer``: how the ranges of activations are found: ``minmax``, ``percentile``,
+      ``entropy``, ``mse``, or ``auto``, the one with the least error on the samples
+    - ``smooth``: ``off``; a strength between 0 and 1, by which the size of activations is moved
+      into the weights (SmoothQuant; 0.5 is usual); or ``auto``, the strength with the least error
+      on the samples
+    - ``max_drop``: how far the outputs may be from the float model's on the held-out samples, in
+      percent: the root mean square of the difference over that of the float output. The most
+      sensitive products stay in float until it holds. None is no limit
+    """
+
+    exclude: Sequence[str] = ()
+    observer: str = "auto"
+    smooth: str | float = "off"
+    max_drop: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.exclude, str) or not all(isinstance(n, str) for n in self.exclude):
+            raise OptionError(f"exclude={self.exclude!r}: give a list of names, such as ['head']")
+        if self.observer not in OBSERVERS:
+            raise OptionError(
+                f"unknown observer {self.observer!r}: choose from {', '.join(OBSERVERS)}"
+            )
+        given = self.smooth
+        if given not in ("off", "auto") and not (isinstance(given, Real) and 0 < given < 1):
+            raise OptionError(f"smooth={given!r}: give off, auto, or a number between 0 and 1")
+        if self.max_drop is not None:
+            check_number("max_drop", self.max_drop)
+            if not 0 < self.max_drop < inf:
+                raise OptionError(
+                    f"max_drop={self.max_drop:g}: give a percentage above 0, such as 5"
+                )
+
+
+@dataclass(frozen=True)
 class CompileOptions:
     """How to compile.
 
@@ -117,8 +159,10 @@ class CompileOptions:
       one or several of ``gtco.machine.gpu.ARCHITECTURES``, as ``cuda:sm_80,sm_90a``, or a GPU's
       name
     - ``precision``: ``fp32``, or ``bf16``, which rounds the operands of products, convolutions and
-      attention to bfloat16; on GPUs also ``fp16``. Everything else stays fp32, including inputs and
-      outputs
+      attention to bfloat16; on GPUs also ``fp16``; on CPUs also ``int8``, which quantizes the model
+      first, by ``data``. Everything else stays fp32, including inputs and outputs
+    - ``data``, ``exclude``, ``observer``, ``smooth``, ``max_drop``: of ``int8``, the samples and
+      how to quantize; see ``gtco.quantize``
     - ``launches``: how a model for GPUs is launched: ``graph``, a CUDA graph with one kernel for
       each stage; ``persistent``, one kernel that goes through all stages (the library has the
       graph's too); or ``auto``, whichever is predicted to be faster
@@ -167,6 +211,11 @@ class CompileOptions:
     tune: str | Tune = "off"
     records: Path | None = None
     cache: bool = True
+    data: Any = None
+    exclude: Sequence[str] = ()
+    observer: str = "auto"
+    smooth: str | float = "off"
+    max_drop: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str):
@@ -186,14 +235,27 @@ class CompileOptions:
             for one in size if whole else [size]:  # type: ignore[union-attr]
                 check_whole(f"shapes[{name!r}]", one, 1)
         check_dims(self.dims, self.shapes)
-        if self.precision not in GPU_PRECISIONS:
+        if self.precision not in ALL_PRECISIONS:
             raise OptionError(
-                f"unknown precision {self.precision!r}: choose from {', '.join(GPU_PRECISIONS)}"
+                f"unknown precision {self.precision!r}: choose from {', '.join(ALL_PRECISIONS)}"
+            )
+        if self.precision != "int8" and (self.data is not None or self.quantization != _DEFAULT):
+            raise OptionError(
+                "data, exclude, observer, smooth and max_drop are of precision int8, and precision "
+                f"is {self.precision}: leave them out, or compile for int8"
             )
         if self.launches not in LAUNCHES:
             raise OptionError(
                 f"unknown launches {self.launches!r}: choose from {', '.join(LAUNCHES)}"
             )
+
+    @property
+    def quantization(self) -> Quantization:
+        """How ``int8`` is made."""
+        return Quantization(tuple(self.exclude), self.observer, self.smooth, self.max_drop)
+
+
+_DEFAULT = Quantization()
 
 
 class CompileKeywords(TypedDict, total=False):
@@ -203,7 +265,7 @@ class CompileKeywords(TypedDict, total=False):
     """
 
     target: str | None
-    precision: Literal["fp32", "bf16", "fp16"] | str | None
+    precision: Literal["fp32", "bf16", "fp16", "int8"] | str | None
     launches: Literal["graph", "persistent", "auto"] | str | None
     ptx: bool | None
     untrusted: bool | None
@@ -219,6 +281,20 @@ class CompileKeywords(TypedDict, total=False):
     tune: Literal["off", "quick", "full"] | str | Tune | None
     records: str | os.PathLike[str] | None
     cache: bool | None
+    data: Any
+    exclude: Sequence[str] | None
+    observer: Literal["auto", "minmax", "percentile", "entropy", "mse"] | str | None
+    smooth: Literal["off", "auto"] | str | float | None
+    max_drop: float | None
+
+
+class QuantizeKeywords(TypedDict, total=False):
+    """The fields of :class:`Quantization` as keyword arguments; None is the default."""
+
+    exclude: Sequence[str] | None
+    observer: Literal["auto", "minmax", "percentile", "entropy", "mse"] | str | None
+    smooth: Literal["off", "auto"] | str | float | None
+    max_drop: float | None
 
 
 def cache_bytes() -> int:

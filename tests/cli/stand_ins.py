@@ -33,6 +33,7 @@ class Report:
     verification: VerificationReport | None = None
     variants: ClassVar = {}
     cached: str = ""
+    quantization: None = None
 
 
 class Model:

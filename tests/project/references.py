@@ -17,6 +17,7 @@ from typing import Any
 import gtco
 from gtco import cli
 from gtco.driver.compiled import CompileReport
+from gtco.quantization.report import QuantizationReport, QuantizedModel
 from gtco.support import errors, options
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -95,13 +96,16 @@ def python() -> str:
         HOW,
         "`import gtco` imports nothing heavy; `gtco.load` needs numpy alone.",
     ]
-    for name in ("compile_model", "compile_to_file", "aot_compile", "load"):
+    for name in ("compile_model", "compile_to_file", "aot_compile", "quantize", "load"):
         lines += _callable(f"gtco.{name}", getattr(gtco, name))
     for shown in (
         options.CompileOptions,
+        options.Quantization,
         gtco.Tune,
         gtco.CompiledModel,
         CompileReport,
+        QuantizedModel,
+        QuantizationReport,
         gtco.Model,
         gtco.InferenceSession,
         gtco.SessionOptions,

@@ -24,6 +24,7 @@ LEVELS = {
     "report": 5,
     "driver": 4,
     "tuning": 4,
+    "quantization": 4,
     "frontend": 3,
     "graph": 3,
     "search": 3,

@@ -42,7 +42,7 @@ def test_commands_and_flags_in_the_documentation_exist():
     seen = 0
     for page in pages:
         for line in re.findall(
-            r"gtco ((?:compile|tune|run|inspect|bench|records|doctor|measure|"
+            r"gtco ((?:compile|tune|quantize|run|inspect|bench|records|doctor|measure|"
             r"candidates) [^`\n#]*)",
             page.read_text(),
         ):

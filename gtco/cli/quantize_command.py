@@ -1,0 +1,136 @@
+"""``gtco quantize MODEL.onnx --data images.npz -o MODEL.int8.onnx``: a quantized ONNX file, and
+what it loses.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gtco.cli import arguments
+from gtco.cli.console import Phases, say, show, size
+from gtco.cli.outputs import here
+from gtco.cli.tables import Table
+from gtco.support.errors import OptionError
+from gtco.support.options import check_place
+
+SHOWN = 12  # layers of the table, those that lose most
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "quantize", help="a float32 model to an int8 ONNX file, by samples"
+    )
+    parser.add_argument(
+        "model",
+        type=Path,
+        metavar="MODEL.onnx",
+        help="an ONNX model in float32, or a program that torch.export.save wrote (.pt2)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.onnx",
+        help="the quantized model (default: the model's name with .int8.onnx, in the current "
+        "folder)",
+    )
+    parser.add_argument(
+        "--report",
+        type=arguments.new_file,
+        metavar="FILE.json",
+        help="also write the verdict, every layer and every range as JSON",
+    )
+    arguments.add_quantization(parser, required=True)
+    parser.add_argument(
+        "--all", action="store_true", help=f"show every layer, not only the {SHOWN} that lose most"
+    )
+    return parser
+
+
+def main(options: argparse.Namespace) -> int:
+    from gtco.codegen.processes import early
+    from gtco.support.torchless import import_tvm, uninterrupted
+
+    output = options.output or here(options.model, ".int8.onnx")
+    check_output(options.model, output)
+    with early(), Phases() as progress:
+        with uninterrupted():
+            import_tvm()
+            from gtco.compiler import quantize
+        made = quantize(options.model, progress=progress, **arguments.quantization(options))
+    made.save(output)
+    if options.report:
+        made.report.save(options.report)
+    show_quantization(made.report, f"{output} ({size(output.stat().st_size)})", options.all)
+    for note in made.report.notes:
+        say(f"note: {note}")
+    say(f"gtco compile {output} compiles it")
+    return 0
+
+
+def check_output(model: Path, output: Path) -> None:
+    """Raises :class:`OptionError` for a place that the quantized model cannot have."""
+    if output.suffix != ".onnx":
+        raise OptionError(f"--output {output}: the quantized model's name must end in .onnx")
+    if output.exists() and model.exists() and output.samefile(model):
+        raise OptionError(f"the output '{output}' is the model itself: give another name")
+    check_place(output)
+
+
+def show_quantization(report: Any, title: str, every: bool = False) -> None:
+    """Prints the verdict on each output, and what the layers lose alone."""
+    smooth = f", smoothed by {report.smooth:g}" if report.smooth else ""
+    say(
+        f"{title}: {len(report.quantized)} of {len(report.layers)} products in int8, "
+        f"{100 * report.share:.1f} % of their operations; ranges by {report.observer}{smooth}"
+    )
+    say(f"against the float model, on {report.held_out} samples that chose nothing:")
+    table = Table()
+    table.column("output", least=8)
+    table.column("relative error", right=True)
+    table.column("cosine", right=True)
+    table.column("same first class", right=True)
+    for output in report.outputs:
+        table.row(
+            output.name,
+            f"{100 * output.error:.2f} %",
+            "-" if output.cosine is None else f"{output.cosine:.6f}",
+            "-" if output.top1 is None else f"{100 * output.top1:.1f} % of {output.rows}",
+        )
+    show(table)
+    say("the error of the outputs if one product alone is quantized:")
+    layers = sorted(report.layers, key=lambda layer: -(layer.sensitivity or 0.0))
+    shown = layers if every else layers[:SHOWN]
+    shown = [layer for layer in report.layers if layer in shown or layer.float_because]
+    table = Table()
+    table.column("product", least=16, shorten=True)
+    table.column("kind", rank=1)
+    table.column("Mops", right=True)
+    table.column("alone", right=True)
+    table.column("precision")
+    for layer in sorted(shown, key=lambda layer: -(layer.sensitivity or 0.0)):
+        alone = "-" if layer.sensitivity is None else f"{100 * layer.sensitivity:.2f} %"
+        kept = f"float32: {layer.float_because}" if layer.float_because else "int8"
+        table.row(layer.label, layer.kind, f"{layer.operations / 1e6:.1f}", alone, kept)
+    show(table)
+    if left := len(report.layers) - len(shown):
+        say(f"{left} more products lose less (--all shows them)")
+    if len(report.tried) > 1:
+        show_tried(report)
+
+
+def show_tried(report: Any) -> None:
+    """Prints the error of each observer, by strength of smoothing."""
+    say(f"all of them in int8, on the {report.samples} samples that chose:")
+    table = Table()
+    observers = list(dict.fromkeys(one.observer for one in report.tried))
+    table.column("smoothed by")
+    for name in observers:
+        table.column(name, right=True)
+    for strength in dict.fromkeys(one.smooth for one in report.tried):
+        errors = {one.observer: one.error for one in report.tried if one.smooth == strength}
+        cells = [f"{100 * errors[name]:.2f} %" for name in observers]
+        table.row(f"{strength:g}" if strength else "-", *cells)
+    show(table)

@@ -1,0 +1,211 @@
+"""Writes QuantizeLinear and DequantizeLinear into an ONNX graph, or switches for them.
+
+before: y = MatMul(x, w)
+after:  q = QuantizeLinear(x, s, z) {uint8}; d = DequantizeLinear(q, s, z)
+        v = DequantizeLinear(w {int8}, t, 0, axis = 1); y = MatMul(d, v)
+
+All products that read x read the one d. s and z are of the whole tensor; t has a scale for each
+output channel, by which the largest weight of that channel is 127.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from gtco.frontend.messages import nodes as all_nodes
+from gtco.quantization.observers import Range
+from gtco.quantization.products import Product, by_tensor, reads
+from gtco.support.version import __version__
+
+Array = NDArray[Any]
+_LARGEST = 127  # of a weight; -128 is left out, so that the steps are symmetric
+
+SCALES, ZEROS, CHOSEN = "gtco_scales", "gtco_zeros", "gtco_chosen"
+
+
+def steps_of(weights: Array, axis: int) -> tuple[Array, Array]:
+    """The weights in int8, and the scale of each channel on ``axis``."""
+    others = tuple(n for n in range(weights.ndim) if n != axis)
+    largest = numpy.abs(weights).max(axis=others)
+    scales = (largest / _LARGEST).astype(numpy.float32)
+    # a channel of zeros, or of numbers that no scale in float32 tells from 0
+    scales[scales < numpy.finfo(numpy.float32).tiny] = 1.0
+    wide = scales.reshape([-1 if n == axis else 1 for n in range(weights.ndim)])
+    steps = numpy.clip(numpy.rint(weights / wide), -_LARGEST, _LARGEST)
+    return steps.astype(numpy.int8), scales
+
+
+def insert(
+    model: onnx.ModelProto, products: Sequence[Product], ranges: Mapping[str, Range]
+) -> onnx.ModelProto:
+    """The model with these products quantized, and everything else as it was. ``ranges``: of the
+    tensors that they read.
+    """
+    edit = _Edit(model)
+    wanted = {product.output: product for product in products}
+    moved: dict[str, str] = {}
+    for node in edit.given:
+        product = wanted.get(node.output[0]) if node.output else None
+        if product is not None:
+            x = product.tensor
+            if x not in moved:
+                scale = edit.constant(numpy.float32(ranges[x].scale), f"{x}_scale")
+                zero = edit.constant(numpy.uint8(ranges[x].zero), f"{x}_zero_point")
+                moved[x] = edit.pair(x, scale, zero)
+            node.input[0] = moved[x]
+            node.input[1] = edit.weights(product)
+        edit.nodes.append(node)
+    made = edit.finish()
+    made.producer_name, made.producer_version = "gtco", __version__
+    return made
+
+
+@dataclass(frozen=True)
+class Switched:
+    """A model in which each product may be computed in float or quantized, run by run.
+
+    Its inputs have three more: ``scales`` (float32) and ``zeros`` (uint8) of ``tensors``, and
+    ``chosen`` (bool) of ``products``, true for those that are quantized. Its outputs have
+    ``tensors`` as well, by the names in ``observed``.
+    """
+
+    model: onnx.ModelProto
+    tensors: tuple[str, ...]
+    products: tuple[Product, ...]
+    inputs: tuple[str, str, str]  # scales, zeros, chosen
+    observed: Mapping[str, str]
+
+
+def with_switches(model: onnx.ModelProto, products: Sequence[Product]) -> Switched:
+    """The model with switches for those products that may be quantized.
+
+    before: y = MatMul(x, w)
+    after:  y = Where(chosen[i], MatMul(dequantize(quantize(x)), v), MatMul(x, w))
+    """
+    edit = _Edit(model)
+    wanted = {p.output: p for p in products if not p.float_because}
+    tensors = tuple(by_tensor(products))
+    names = edit.name(SCALES), edit.name(ZEROS), edit.name(CHOSEN)
+    moved: dict[str, str] = {}
+    for node in edit.given:
+        product = wanted.get(node.output[0]) if node.output else None
+        if product is None:
+            edit.nodes.append(node)
+            continue
+        x, y = product.tensor, node.output[0]
+        if x not in moved:
+            at = edit.constant(numpy.int64(tensors.index(x)), f"{x}_number")
+            scale, zero = (edit.add("Gather", [name, at], f"{x}_part") for name in names[:2])
+            moved[x] = edit.pair(x, scale, zero)
+        quantized = onnx.NodeProto()
+        quantized.CopyFrom(node)
+        quantized.name = edit.name(f"{node.name}_quantized")
+        quantized.input[0], quantized.input[1] = moved[x], edit.weights(product)
+        quantized.output[0] = edit.name(f"{y}_quantized")
+        node.output[0] = edit.name(f"{y}_float")
+        edit.nodes += [quantized, node]
+        at = edit.constant(numpy.int64(list(wanted).index(y)), f"{y}_number")
+        switch = edit.add("Gather", [names[2], at], f"{y}_chosen")
+        edit.nodes.append(
+            helper.make_node(
+                "Where",
+                [switch, quantized.output[0], node.output[0]],
+                [y],
+                name=edit.name(f"{y}_switch"),
+            )
+        )
+    observed = {x: edit.add("Identity", [x], f"{x}_observed") for x in tensors}
+    graph = edit.model.graph
+    kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8, onnx.TensorProto.BOOL)
+    sizes = (len(tensors), len(tensors), len(wanted))
+    for name, kind, size in zip(names, kinds, sizes, strict=True):
+        graph.input.append(helper.make_tensor_value_info(name, kind, [size]))
+    for name in observed.values():
+        graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    return Switched(edit.finish(), tensors, tuple(wanted.values()), names, observed)
+
+
+class _Edit:
+    """A copy of a model, with new nodes, and constants by what is in them."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(model)
+        self.given = list(self.model.graph.node)
+        self.nodes: list[onnx.NodeProto] = []
+        self._constants: list[onnx.TensorProto] = []
+        self._weights: dict[tuple[str, int, tuple[int, ...]], str] = {}
+        self._taken = {name for node in all_nodes(self.model.graph) for name in _all(node)}
+        self._taken |= {t.name for t in self.model.graph.initializer}
+        self._taken |= {v.name for v in (*self.model.graph.input, *self.model.graph.output)}
+
+    def name(self, wanted: str) -> str:
+        """The name, or one like it that is not taken yet."""
+        found, n = wanted, 1
+        while found in self._taken:
+            found, n = f"{wanted}_{n}", n + 1
+        self._taken.add(found)
+        return found
+
+    def constant(self, value: Any, name: str) -> str:
+        name = self.name(name)
+        self._constants.append(numpy_helper.from_array(numpy.asarray(value), name))
+        return name
+
+    def add(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        output = self.name(output)
+        name = self.name(f"{output}_{kind}")
+        self.nodes.append(helper.make_node(kind, inputs, [output], name=name, **attributes))
+        return output
+
+    def pair(self, x: str, scale: str, zero: str) -> str:
+        """The tensor after QuantizeLinear and DequantizeLinear."""
+        q = self.add("QuantizeLinear", [x, scale, zero], f"{x}_quantized")
+        return self.add("DequantizeLinear", [q, scale, zero], f"{x}_dequantized")
+
+    def weights(self, product: Product) -> str:
+        """The product's weights behind DequantizeLinear; products that share weights share it."""
+        key = (product.weight, product.axis, product.weights.shape)
+        if key not in self._weights:
+            steps, scales = steps_of(product.weights, product.axis)
+            w = product.weight
+            self._weights[key] = self.add(
+                "DequantizeLinear",
+                [
+                    self.constant(steps, f"{w}_int8"),
+                    self.constant(scales, f"{w}_scale"),
+                    self.constant(numpy.zeros(len(scales), numpy.int8), f"{w}_zero_point"),
+                ],
+                f"{w}_dequantized",
+                axis=product.axis,
+            )
+        return self._weights[key]
+
+    def finish(self) -> onnx.ModelProto:
+        """The copy with the new nodes, without what nothing reads any more."""
+        graph = self.model.graph
+        wanted = {value.name for value in graph.output}
+        kept: list[onnx.NodeProto] = []
+        for node in reversed(self.nodes):
+            if any(o in wanted for o in node.output):
+                kept.append(node)
+                wanted.update(reads(node))
+        del graph.node[:]
+        graph.node.extend(reversed(kept))
+        tensors = [t for t in (*graph.initializer, *self._constants) if t.name in wanted]
+        del graph.initializer[:]
+        graph.initializer.extend(tensors)
+        return self.model
+
+
+def _all(node: onnx.NodeProto) -> Iterable[str]:
+    yield from node.input
+    yield from node.output
+    yield node.name

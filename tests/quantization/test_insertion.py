@@ -1,0 +1,175 @@
+"""Which products are quantized, and the graph that this gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from gtco.quantization.insertion import insert, steps_of, with_switches
+from gtco.quantization.observers import Range
+from gtco.quantization.products import Constants, products_of
+from gtco.support.errors import ModelError, OptionError
+from tests.quantization.models import block, evaluate, images
+
+WIDE = Range(-4.0, 4.0)
+
+
+def inserted(model: onnx.ModelProto, exclude: tuple[str, ...] = ()) -> onnx.ModelProto:
+    products = [p for p in products_of(model, exclude) if not p.float_because]
+    return insert(model, products, {p.tensor: WIDE for p in products})
+
+
+def test_the_graph_has_a_pair_for_each_tensor_and_each_weight() -> None:
+    model = block()
+    made = inserted(model)
+    onnx.checker.check_model(made, full_check=True)
+    counts = Counter(node.op_type for node in made.graph.node)
+    # n, c, r, g, y, g2 are read by products; wq, wk, wv, wo, w1 and w2 are weights
+    assert counts["QuantizeLinear"] == 6 and counts["DequantizeLinear"] == 12
+    assert counts["Transpose"] == 2  # that of the weights is gone
+    tensors = {t.name: t for t in made.graph.initializer}
+    for name in ("wq", "wk", "wv", "wo", "w1", "w2"):
+        assert name not in tensors
+    for name in ("stem_weight", "head_weight"):
+        assert tensors[name].data_type == onnx.TensorProto.FLOAT
+    assert len(made.SerializeToString()) < 0.65 * len(model.SerializeToString())
+    readers = [n for n in made.graph.node if n.op_type == "MatMul" and "n_dequantized" in n.input]
+    assert len(readers) == 3
+    assert made.opset_import[0].version == 17 and made.producer_name == "gtco"
+
+
+def test_the_values_are_those_of_rounded_operands() -> None:
+    """By hand for one product, with the weights' largest at 127."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]>
+        one (float[4,6] x) => (float[4,5] y) {
+            r = MatMul(x, w0) h = MatMul(r, w) y = MatMul(h, w2)
+        }"""
+    )
+    rng = np.random.default_rng(2)
+    given = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in {"w0": (6, 6), "w": (6, 5), "w2": (5, 5)}.items()
+    }
+    for name, value in given.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("h", 1, [4, 5]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("r", 1, [4, 6]))
+    products = [p for p in products_of(model) if p.output == "h"]
+    chosen = Range(-3.0, 2.0)
+    made = insert(model, products, {"r": chosen})
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    got = evaluate(made, {"x": x})
+    steps, scales = steps_of(given["w"], 1)
+    assert steps.dtype == np.int8 and np.abs(steps).max(axis=0).tolist() == [127] * 5
+    np.testing.assert_allclose(steps * scales, given["w"], atol=scales.max() / 1.99)
+    q = np.clip(np.rint(got["r"] / np.float32(chosen.scale)) + chosen.zero, 0, 255)
+    wanted = ((q - chosen.zero) * chosen.scale) @ (steps * scales)
+    np.testing.assert_allclose(got["h"], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_of_zeros_and_of_tiny_weights() -> None:
+    w = np.zeros((3, 4), np.float32)
+    w[:, 1], w[:, 2] = 1e-44, [1.0, -2.0, 0.5]
+    steps, scales = steps_of(w, 1)
+    assert np.isfinite(scales).all() and (scales > 0).all()
+    np.testing.assert_allclose(steps * scales, w, atol=0.01)
+
+
+@pytest.mark.parametrize("drawn", range(4))
+def test_switches_choose_between_float_and_int8(drawn: int) -> None:
+    """Any choice gives what the model with just those products quantized gives; none gives the
+    float model, to the last bit.
+    """
+    model = block()
+    products = products_of(model)
+    switched = with_switches(model, products)
+    rng = np.random.default_rng(drawn)
+    chosen = rng.random(len(switched.products)) < (0.0 if drawn == 0 else 0.5)
+    image = images(1)
+    settings = (
+        np.full(len(switched.tensors), WIDE.scale, np.float32),
+        np.full(len(switched.tensors), WIDE.zero, np.uint8),
+        chosen,
+    )
+    got = evaluate(
+        switched.model, {"image": image, **dict(zip(switched.inputs, settings, strict=True))}
+    )
+    some = [p for p, taken in zip(switched.products, chosen, strict=True) if taken]
+    alone = insert(model, some, {p.tensor: WIDE for p in some}) if some else model
+    wanted = evaluate(alone, {"image": image})
+    np.testing.assert_allclose(got["logits"], wanted["logits"], rtol=1e-5, atol=1e-6)
+    if drawn == 0:
+        np.testing.assert_array_equal(got["logits"], wanted["logits"])
+        assert set(switched.observed) == {"n", "c", "r", "g", "y", "g2"}
+
+
+def test_what_stays_in_float() -> None:
+    products = {p.output: p for p in products_of(block())}
+    assert set(products) == {"p", "q", "k", "v", "o", "h", "m", "m2", "m3", "logits"}
+    assert products["p"].float_because == "reads the input"
+    assert products["logits"].float_because == "makes the output"
+    assert {p.float_because for p in products.values()} == {
+        "",
+        "reads the input",
+        "makes the output",
+    }
+    np.testing.assert_array_equal(products["o"].weights, Constants(block().graph).value("wo").T)
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("wq", {"q"}),  # weights
+        ("/h/MatMul", {"h"}),  # a node
+        ("m2", {"m2"}),  # a part of a node's name, or the output's
+        ("b1", {"h"}),  # the bias
+        ("w[12]", {"h", "m", "m2", "m3"}),  # a pattern
+        ("/[qkv]/*", {"q", "k", "v"}),
+    ],
+)
+def test_exclude_finds_names(name: str, left: set[str]) -> None:
+    products = products_of(block(), [name])
+    assert {p.output for p in products if p.float_because == "excluded"} == left
+
+
+@pytest.mark.parametrize("name", ["wz", "w", "MatMul2", "q/Mat"])
+def test_a_name_that_no_product_has(name: str) -> None:
+    with pytest.raises(OptionError, match=f"called '{name}'. (Near it are|There are) /"):
+        products_of(block(), [name])
+
+
+def test_nothing_to_quantize() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]>
+        none (float[4,4] x) => (float[4,4] y) { y = MatMul(x, x) }"""
+    )
+    with pytest.raises(ModelError, match="no product to quantize"):
+        products_of(model)
+    with pytest.raises(ModelError, match="no product is left to quantize: '/p/Conv' is excluded"):
+        products_of(block(), ["*"])
+
+
+def test_a_model_of_ends_alone_has_them_quantized() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]>
+        one (float[4,4] x) => (float[4,4] y)
+        <float[4,4] w = {1,2,3,4,1,2,3,4,1,2,3,4,1,2,3,4}> { y = MatMul(x, w) }"""
+    )
+    (product,) = products_of(model)
+    assert product.float_because == ""
+
+
+def test_weights_that_are_no_numbers() -> None:
+    model = block()
+    for tensor in model.graph.initializer:
+        if tensor.name == "w1":
+            value = numpy_helper.to_array(tensor).copy()
+            value[0, 0] = np.nan
+            tensor.CopyFrom(numpy_helper.from_array(value, "w1"))
+    with pytest.raises(ModelError, match="'w1' of '/h/MatMul' hold NaN"):
+        products_of(model)
