@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from bench.harness import quantizers
+from bench.harness import quantizers, suite
+from bench.harness.build import Build
+from bench.harness.workload import Workload
 from bench.models.int8 import Row
 from gtco.support.errors import ModelError
 
@@ -34,6 +38,13 @@ def test_a_quantized_file_is_made_once(model, tmp_path, monkeypatch):
     assert kinds.count("MatMul") == 1 and "QuantizeLinear" in kinds and "DequantizeLinear" in kinds
     monkeypatch.setattr(quantizers, "QUANTIZERS", {})
     assert quantizers.quantize("onnxruntime", model, 2, tmp_path) == made
+
+
+def test_engines_may_differ_by_steps_on_a_quantized_file(model, tmp_path):
+    work = Workload("m", model, None, tmp_path / "x.npz", Build("m.so", 0.0, 0), None)
+    assert suite.tolerance(work) == suite.TOLERANCES["fp32"]
+    made = quantizers.quantize("onnxruntime", model, 2, tmp_path)
+    assert suite.tolerance(replace(work, onnx=made)) == suite.QUANTIZED
 
 
 def test_a_quantizer_that_fails_leaves_no_file(model, tmp_path, monkeypatch):
