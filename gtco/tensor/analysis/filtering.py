@@ -13,14 +13,16 @@ SIZES = (2, 4)  # outputs of a tile along either axis
 
 
 def applicable(op: Operator, weights: Sequence[int | str]) -> bool:
-    """True for a 3x3 convolution of stride 1 without groups, unless it has to be exact; ``weights``
-    is the shape of its weights.
+    """True for a 3x3 convolution of stride 1 without groups, unless its sums are integers or have
+    to be exact; ``weights`` is the shape of its weights. The transformed values of 8 bits would
+    need more.
     """
     return (
         op.kind == "conv2d"
         and tuple(weights[2:]) == (TAPS, TAPS)
         and op["groups"] == 1
         and not op.get("exact")
+        and op.type.dtype != "int32"
         and all(tuple(op[name]) == (1, 1) for name in ("strides", "dilation"))
     )
 
