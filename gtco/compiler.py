@@ -238,21 +238,6 @@ def candidates_to_file(
     return run.report
 
 
-def open_dimensions(model: Any) -> dict[str, list[tuple[str, int]]]:
-    """The symbolic dimensions of an ONNX file, or of an ExportedProgram, as ``shapes`` and ``dims``
-    name them, with the inputs and axes that have each of them.
-    """
-    model = source_of(model)
-    check_source(model)
-    if is_onnx(model):
-        from gtco.frontend.onnx import dimensions_of
-
-        return dimensions_of(model)
-    from gtco.frontend.pytorch import dimensions_of_program, load_program
-
-    return dimensions_of_program(load_program(model) if isinstance(model, Path) else model)
-
-
 def stages_of(
     model: Any,
     example_inputs: Any = None,

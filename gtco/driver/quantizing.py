@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.driver.backend import backend_of
 from gtco.driver.checks import check_output, check_source, is_onnx, is_program, source_of
 from gtco.driver.compilation import Progress
 from gtco.driver.compiled import CompiledModel
+from gtco.driver.dimensions import open_dimensions
 from gtco.machine.target import target
 from gtco.support.errors import OptionError, ShapeError
 from gtco.support.options import CompileOptions, Quantization, c_compiler, path_of
@@ -92,14 +92,7 @@ def _check_sizes(model: Any, options: CompileOptions) -> None:
         return
     if options.shapes or options.dims:
         return
-    if is_onnx(model):
-        from gtco.frontend.onnx import dimensions_of
-
-        opened = dimensions_of(model)
-    else:
-        from gtco.frontend.pytorch import dimensions_of_program, load_program
-
-        opened = dimensions_of_program(load_program(model) if isinstance(model, Path) else model)
+    opened = open_dimensions(model)
     if opened:
         name = next(iter(opened))
         raise ShapeError(
