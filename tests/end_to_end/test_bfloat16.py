@@ -199,8 +199,8 @@ def test_a_kernel_that_drops_the_last_of_k_is_caught(monkeypatch: pytest.MonkeyP
 
 def test_unknown_precisions_are_refused() -> None:
     model, image = made("convolutions")
-    with pytest.raises(OptionError, match=r"'int8': choose from fp32, bf16, fp16"):
-        gtco.compile_model(model, (image,), precision="int8")
+    with pytest.raises(OptionError, match=r"'fp8': choose from fp32, bf16, fp16"):
+        gtco.compile_model(model, (image,), precision="fp8")
     with pytest.raises(OptionError, match="precision fp16 is for GPUs"):
         gtco.compile_model(model, (image,), precision="fp16")
 

@@ -19,9 +19,13 @@ COUNT = 12  # drawn cases of each operator
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("count", [COUNT, pytest.param(40 * COUNT, marks=pytest.mark.scheduled)])
 def test_drawn_operators(name: str, count: int) -> None:
-    """As they are imported, evaluated in numpy."""
-    start, apart, total, skipped = fresh_seed(), 0, 0, 0
-    for seed in range(start, start + count):
+    """As they are imported, evaluated in numpy. Cases that ONNX Runtime has no kernel for are left
+    out.
+    """
+    start, apart, total, skipped, compared = fresh_seed(), 0, 0, 0, 0
+    for seed in range(start, start + 20 * count):
+        if compared == count:
+            break
         case = DRAWS[name](Drawing(np.random.default_rng(seed)))
         try:
             want = wanted(case)
@@ -32,7 +36,7 @@ def test_drawn_operators(name: str, count: int) -> None:
         graph = lower(load_onnx(model_of([case]), simplify=False))
         (got,) = graph.evaluate(case.inputs).values()
         differ, size = compare(case, got, want, f"{name}, seed {seed}")
-        apart, total = apart + differ, total + size
-    print(f"{name}: {apart} of {total} integers differ by one step")
-    assert skipped <= count // 2
+        apart, total, compared = apart + differ, total + size, compared + 1
+    print(f"{name}: {apart} of {total} integers differ by one step, {skipped} cases left out")
+    assert compared == count
     assert apart <= 1e-3 * total + 2
