@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gtco.cli import arguments
 from gtco.cli.console import say, size
 from gtco.cli.outputs import here
+from gtco.cli.run_command import add_threads
 from gtco.runtime.publish import write_error
 from gtco.support.errors import OptionError
 
@@ -49,13 +50,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="run no code of the library: times are predicted ones",
     )
     arguments.add_dim(parser)
-    parser.add_argument(
-        "--threads",
-        type=arguments.threads,
-        default=0,
-        metavar="N",
-        help="for a model for CPUs (default 0: as it was compiled)",
-    )
+    add_threads(parser)
     return parser
 
 

@@ -42,13 +42,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="time N calls: median, least, 90th percentile",
     )
     arguments.add_dim(parser)
-    parser.add_argument(
-        "--threads",
-        type=arguments.threads,
-        default=0,
-        metavar="N",
-        help="for a model for CPUs (default 0: as it was compiled)",
-    )
+    add_threads(parser)
     parser.add_argument(
         "--device",
         type=arguments.zero_or_more,
@@ -59,6 +53,17 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--seed", type=arguments.zero_or_more, default=0, help="of the random inputs (default 0)"
     )
     return parser
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Adds the number of threads that a library is opened with."""
+    parser.add_argument(
+        "--threads",
+        type=arguments.threads,
+        default=0,
+        metavar="N",
+        help="for a model for CPUs (default 0: as it was compiled)",
+    )
 
 
 def main(options: argparse.Namespace) -> int:

@@ -48,8 +48,8 @@ def quantized(
 def all_quantized(
     models: Sequence[Job], options: CompileOptions, compile_model: Compile, progress: Progress
 ) -> tuple[list[Job], CompileOptions, list[QuantizationReport]]:
-    """The models quantized, the options to compile them with, and what was found out. What is
-    wrong with the options is said before.
+    """Quantizes the models. Gives the quantized models, the options to compile them with, and the
+    reports. Checks the options before it quantizes.
     """
     if options.data is None:
         raise OptionError(

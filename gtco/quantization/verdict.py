@@ -43,7 +43,7 @@ class OutputVerdict:
 
 
 class _Sums:
-    """What is added up for one output."""
+    """The sums over all samples from which the verdict on one output is computed."""
 
     def __init__(self) -> None:
         self.difference = self.wanted = self.got = self.both = 0.0

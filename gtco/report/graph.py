@@ -54,7 +54,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Wiring:
-    """What is laid out: stages by their numbers, then inputs and outputs of the model."""
+    """The boxes and the edges of the graph: stages by their numbers, then the model's inputs and
+    outputs.
+    """
 
     inputs: Mapping[int, str]
     outputs: Mapping[int, str]
