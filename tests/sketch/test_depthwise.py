@@ -137,6 +137,21 @@ def test_prologue_and_residual() -> None:
     check(make_stage(operators, {"t": types["x"], "w": types["w"]}, ["w"]), "x86-64-v3")
 
 
+@pytest.mark.parametrize("axis", [1, 2])
+def test_behind_a_concat(axis: int) -> None:
+    """Where a branch for the border never runs, an index is known to lie in no part."""
+    op, types = conv(3, (108, 2), (1, 1), (3, 1), (1, 0, 1, 0), (2, 1), images=1)
+    whole = types["x"].shape
+    part = TensorType(tuple(n // 2 if i == axis else n for i, n in enumerate(whole)))
+    operators = [
+        Operator("negative", ("b",), "n", part),
+        Operator("concat", ("a", "n"), "t", types["x"], make_attrs(axis=axis)),
+        Operator("multiply", ("t", "t"), "x", types["x"]),
+        op,
+    ]
+    check(make_stage(operators, {"a": part, "b": part, "w": types["w"]}, ["w"]), "x86-64-v4")
+
+
 def test_weights_that_are_no_constant() -> None:
     op, types = conv(24, (6, 7))
     check(make_stage([op], types, []), "x86-64-v3")

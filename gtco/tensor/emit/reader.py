@@ -90,7 +90,9 @@ class Reader:
             where = True if inside else tirx.all(index[axis] >= start, index[axis] < stop)
             part = self.guarded(where, x, [*index[:axis], here, *index[axis + 1 :]])
             result = part if result is None else choose(index[axis] < stop, part, result)
-        return result
+        # No part is left where the index lies outside of all of them: in a branch for the border of
+        # a window, of which it is known that it never runs. It still needs an expression.
+        return literal(0, op.type.dtype) if result is None else result
 
     def padded(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         inner = [i - b for i, b in zip(index, op["before"], strict=True)]
