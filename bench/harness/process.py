@@ -37,7 +37,9 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=child_environment(),
-            start_new_session=True,  # a group of its own: its children stop and end with it
+            # A group of its own: its children stop and end with it. No session of its own: Linux
+            # shares a CPU between sessions first, not between threads (sched_autogroup).
+            preexec_fn=os.setpgrp,
         )
         self._buffer = b""
 

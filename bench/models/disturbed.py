@@ -4,10 +4,16 @@
                               [--library OTHER.so ...] [--json FILE]
 
 ``SOURCE``: an .onnx file, or a model's name. Every system runs in a process of its own and is timed
-with the spinning process stopped, beside it held on one of the cores, and beside it where the
-scheduler puts it; rounds interleave the systems. Where C cores are used and one is shared equally,
-C - 1/2 are left: on 2 cores the best possible multiple is 1.33. ``--library``: other compiled forms
-of the model, as of another version of gtco, to be timed in the same rounds.
+beside the spinning process held on one of the cores, and beside it where the scheduler puts it;
+rounds interleave the systems. Of C cores, the spinning process takes the share s that the scheduler
+gives it, so that the best possible multiple is C / (C - s): 1.33 where one of 2 cores is shared
+equally. It is printed beside the multiple.
+
+Each disturbed reading stands between two quiet ones and is held against their mean. Virtual
+machines change their speed by a fifth from one second to the next, for instance after a pause. A
+reading whose two quiet neighbours differ by more than 5 % does not count and is repeated, at most
+twice a round. ``--library``: other compiled forms of the model, as of another version of gtco, to be timed
+in the same rounds.
 """
 
 from __future__ import annotations
@@ -20,10 +26,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from bench.harness import machine
 from bench.harness.process import Worker, WorkerError
@@ -32,8 +42,34 @@ from bench.harness.workload import candidates, prepare
 from gtco.cli.arguments import new_file
 
 SPINNING = "import os, sys; os.sched_setaffinity(0, eval(sys.argv[1]))\nwhile True: pass"
-PLACES = ("quiet", "held", "free")
-BUDGET = 0.5  # seconds of calls per system, place and round
+PLACES = ("held", "free")
+BUDGET = 0.7  # seconds of calls per reading
+STEADY = 0.05  # the difference of the quiet readings around one that counts, as a share
+REPEATS = 3  # of a reading in one round until it counts
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    """The mean call beside the spinning process, and before and after it without; seconds.
+    ``taken``: the cores that the spinning process had.
+    """
+
+    before: float
+    during: float
+    after: float
+    taken: float
+
+    @property
+    def quiet(self) -> float:
+        return (self.before + self.after) / 2
+
+    @property
+    def steady(self) -> bool:
+        return abs(self.before - self.after) <= STEADY * self.quiet
+
+    @property
+    def multiple(self) -> float:
+        return self.during / self.quiet
 
 
 @contextmanager
@@ -48,41 +84,79 @@ def spinning(cpus: set[int]) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+def cpu_seconds(pid: int) -> float:
+    """The CPU time that a process has had."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def time_all(
     jobs: dict[str, dict[str, Any]], rounds: int, allowed: set[int]
-) -> tuple[dict[str, dict[str, list[float]]], dict[str, str]]:
-    """Seconds of each system at each place (the mean call of every round), and the reasons why
-    others failed.
+) -> tuple[dict[str, dict[str, list[Disturbed]]], dict[str, str]]:
+    """The readings of each system at each place, those that do not count included, and the reasons
+    why other systems failed.
     """
     workers: dict[str, Worker] = {}
     calls: dict[str, int] = {}
-    seen: dict[str, dict[str, list[float]]] = {}
+    seen: dict[str, dict[str, list[Disturbed]]] = {}
     errors: dict[str, str] = {}
+
+    def mean_call(name: str) -> float:
+        return statistics.mean(workers[name].ask(do="time", calls=calls[name])["seconds"])
+
+    def disturbed(name: str, other: subprocess.Popen[bytes]) -> Disturbed:
+        before = mean_call(name)
+        began, had = time.perf_counter(), cpu_seconds(other.pid)
+        other.send_signal(signal.SIGCONT)
+        during = mean_call(name)
+        other.send_signal(signal.SIGSTOP)
+        taken = (cpu_seconds(other.pid) - had) / (time.perf_counter() - began)
+        return Disturbed(before, during, mean_call(name), taken)
+
     try:
         for name, job in jobs.items():
             workers[name] = Worker(WORKER)
             try:
                 workers[name].ask(OPEN_TIMEOUT, do="open", job=job)
                 once = float(workers[name].ask(OPEN_TIMEOUT, do="warm", seconds=1.0)["seconds"])
-                calls[name], seen[name] = calls_per_round(once, BUDGET), {p: [] for p in PLACES}
+                calls[name] = calls_per_round(once, BUDGET)
+                seen[name] = {place: [] for place in PLACES}
                 workers[name].stop()
             except WorkerError as error:
                 errors[name] = str(error)
         with spinning({max(allowed)}) as held, spinning(allowed) as free:
             for _ in range(rounds):
                 for name in seen:
-                    for place, other in zip(PLACES, (None, held, free), strict=True):
-                        if other:
-                            other.send_signal(signal.SIGCONT)
-                        times = workers[name].ask(do="time", calls=calls[name])["seconds"]
-                        if other:
-                            other.send_signal(signal.SIGSTOP)
-                        seen[name][place].append(statistics.mean(times))
+                    workers[name].ask(do="warm", seconds=1.0)
+                    for place, other in zip(PLACES, (held, free), strict=True):
+                        for _ in range(REPEATS):
+                            seen[name][place].append(disturbed(name, other))
+                            if seen[name][place][-1].steady:
+                                break
                     workers[name].stop()
     finally:
         for worker in workers.values():
             worker.kill()
     return seen, errors
+
+
+def line(name: str, by_place: dict[str, list[Disturbed]], cores: int) -> str:
+    """A system's row: the median quiet call, at each place the median multiple and the best
+    possible one, and how many readings do not count. A place without a steady reading has a dash.
+    """
+    readings = [r for place in PLACES for r in by_place[place]]
+    quiet = statistics.median(r.quiet for r in readings)
+    cells = []
+    for place in PLACES:
+        steady = [r for r in by_place[place] if r.steady]
+        if not steady:
+            cells.append(f"{'-':>13}")
+            continue
+        multiple = statistics.median(r.multiple for r in steady)
+        possible = cores / (cores - statistics.median(r.taken for r in steady))
+        cells.append(f"{f'{multiple:.2f} ({possible:.2f})':>13}")
+    unsteady = sum(not r.steady for r in readings)
+    return f"{name:24} {quiet * 1e3:10.2f}   {'   '.join(cells)}   {unsteady} of {len(readings)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -104,18 +178,20 @@ def main(arguments: list[str] | None = None) -> int:
             jobs[path.stem] = {**jobs["gtco"], "library": str(path.resolve())}
         seen, errors = time_all(jobs, options.rounds, os.sched_getaffinity(0))
     print(f"{machine.cpu_model()}, {options.threads} threads, {options.source}")
-    print(f"{'':24} quiet [ms]   spinning held   spinning free")
+    print(f"{'':24} quiet [ms]   spinning held   spinning free   unsteady")
     for name, by_place in seen.items():
-        quiet, held, free = (statistics.median(by_place[place]) for place in PLACES)
-        print(f"{name:24} {quiet * 1e3:10.2f}   {held / quiet:13.2f}   {free / quiet:13.2f}")
+        print(line(name, by_place, options.threads))
     failed = {**skipped, **errors}
     for name, reason in failed.items():
         print(f"{name:24} failed: {reason}")
     if options.json:
         report = {
             "machine": machine.describe(options.threads),
-            "seconds": seen,
-            "errors": {**skipped, **errors},
+            "seconds": {
+                name: {place: [asdict(r) for r in readings] for place, readings in by_place.items()}
+                for name, by_place in seen.items()
+            },
+            "errors": failed,
         }
         options.json.write_text(json.dumps(report, indent=1))
     return 0
