@@ -12,8 +12,10 @@ equally. It is printed beside the multiple.
 Each disturbed reading stands between two quiet ones and is held against their mean. Virtual
 machines change their speed by a fifth from one second to the next, for instance after a pause. A
 reading whose two quiet neighbours differ by more than 5 % does not count and is repeated, at most
-twice a round. ``--library``: other compiled forms of the model, as of another version of gtco, to be timed
-in the same rounds.
+twice a round.
+
+``--library``: other compiled forms of the model, as of another version of gtco, to be timed in the
+same rounds.
 """
 
 from __future__ import annotations
