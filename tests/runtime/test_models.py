@@ -25,20 +25,21 @@ KERNELS = """
 #include <stdint.h>
 #define N 40
 static int bad(const void* p) { return ((uintptr_t)p & 63) != 0; }
+static int bad_of_caller(const void* p) { return ((uintptr_t)p & 15) != 0; }
 void scale_rows(void* x, void* scale, void* out, void* w, int64_t begin, int64_t end) {
   float* scratch = w;
   for (int64_t r = begin; r < end; ++r) {
     for (int c = 0; c < N; ++c) scratch[c] = ((float*)x)[r * N + c] * ((float*)scale)[c];
     for (int c = 0; c < N; ++c) ((float*)out)[r * N + c] = scratch[c];
   }
-  if (bad(x) || bad(scale) || bad(out) || bad(w)) ((float*)out)[begin * N] = 1e30f;
+  if (bad_of_caller(x) || bad(scale) || bad(out) || bad(w)) ((float*)out)[begin * N] = 1e30f;
 }
 void mask_relu(void* t, void* mask, void* out, void* w, int64_t begin, int64_t end) {
   for (int64_t i = begin * N; i < end * N; ++i) {
     float v = ((float*)t)[i] + (float)((int8_t*)mask)[i / N];
     ((float*)out)[i] = v > 0 ? v : 0;
   }
-  if (bad(mask)) ((float*)out)[begin * N] = 1e30f;
+  if (bad_of_caller(mask) || bad_of_caller(out)) ((float*)out)[begin * N] = 1e30f;
 }
 void total(void* y, void* out, void* w, int64_t begin, int64_t end) {
   for (int c = 0; c < N; ++c) {

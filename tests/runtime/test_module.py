@@ -86,7 +86,7 @@ def c_run(model, inputs: list[int | None], outputs: list[int | None]) -> tuple[i
     return status, library.last_error(handle).decode()
 
 
-@pytest.mark.parametrize("by", [0, 1, 4, 63])
+@pytest.mark.parametrize("by", [0, 1, 4, 16, 48, 63])
 def test_c_pointers_of_any_alignment(small: Path, by: int) -> None:
     x, mask = (unaligned(a, by) for a in example_inputs())
     y, total = unaligned(np.zeros_like(x), by), unaligned(np.zeros(COLUMNS, np.float32), by)

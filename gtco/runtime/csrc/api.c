@@ -131,8 +131,8 @@ static size_t most_bytes(int tensor) {
 }
 
 /* One mapping for all of a handle's memory. It is not touched here: the system gives pages when kernels write to them.
- * Kernels access nothing beyond the line of GTCO_ALIGNMENT bytes in which a buffer ends. So users' tensors need no room
- * behind them, even if they end before an inaccessible page. */
+ * Kernels access nothing beyond the next multiple of GTCO_ALIGNMENT bytes from a buffer's beginning. So users' tensors
+ * need no room behind them, even if they end before an inaccessible page (in_place). */
 static gtco_status allocate(gtco_model* m, char* message) {
   const int tensors = gtco_num_tensors();
   const size_t count = (size_t)(tensors ? tensors : 1);
@@ -265,7 +265,14 @@ EXPORT void gtco_close(gtco_model* model) {
 
 /* ---- running ---- */
 
-static int aligned(const void* pointer) { return pointer && ((uintptr_t)pointer & (GTCO_ALIGNMENT - 1)) == 0; }
+/* True if kernels can use the caller's memory. They may read up to a multiple of GTCO_ALIGNMENT bytes from its
+ * beginning. Where the memory is not aligned, that can be past its last line, but must be in its last page. */
+static int in_place(const void* pointer, int64_t bytes) {
+  const uintptr_t begin = (uintptr_t)pointer;
+  if (!begin || begin % GTCO_LEAST_ALIGNMENT) return 0;
+  if (begin % GTCO_ALIGNMENT == 0 || bytes <= 0) return 1;
+  return (begin + (uintptr_t)bytes - 1) / PAGE == (begin + gtco_round_up((size_t)bytes, GTCO_ALIGNMENT) - 1) / PAGE;
+}
 
 static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
   const gtco_variant* variant = m->variant;
@@ -278,9 +285,9 @@ static gtco_status run(gtco_model* m, const void* const* inputs, void* const* ou
   const int tensors = gtco_num_tensors(), number = (int)(variant - plan->variants);
   for (int t = 0; t < tensors; ++t) {
     const void* pointer = gtco_pointer(inputs, outputs, t);
-    m->pointers[t] = aligned(pointer) ? (void*)pointer : m->staging[t];
-    if (t < plan->num_inputs && m->pointers[t] != pointer && variant->inputs[t].nbytes)
-      memcpy(m->pointers[t], pointer, (size_t)variant->inputs[t].nbytes);
+    const int64_t bytes = gtco_tensor(variant, t)->nbytes;
+    m->pointers[t] = in_place(pointer, bytes) ? (void*)pointer : m->staging[t];
+    if (t < plan->num_inputs && m->pointers[t] != pointer && bytes) memcpy(m->pointers[t], pointer, (size_t)bytes);
   }
   for (int p = number ? m->patches_end[number - 1] : 0; p < m->patches_end[number]; ++p)
     m->pool.args[m->patches[p].ref] = m->pointers[m->patches[p].tensor];

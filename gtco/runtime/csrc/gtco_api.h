@@ -104,7 +104,8 @@ const gtco_tensor_info* gtco_sized_input(const gtco_model* model, int index);
 const gtco_tensor_info* gtco_sized_output(const gtco_model* model, int index);
 
 /* Runs the model. inputs and outputs are arrays of gtco_num_inputs and gtco_num_outputs pointers, of any alignment;
- * pointers aligned to 64 bytes are used in place, others cost a copy. Inputs are not written to; outputs may overlap
+ * pointers aligned to 16 bytes, as malloc gives them, are used in place, others cost a copy (as does memory that is not
+ * aligned to 64 bytes and ends less than 64 bytes before a page does). Inputs are not written to; outputs may overlap
  * neither inputs nor each other.
  *
  * A model for GPUs takes pointers of the host and of its own device, in any mixture: those of the device that are

@@ -9,6 +9,7 @@
 #include "gtco_api.h"
 
 #define GTCO_ALIGNMENT 64 /* of every buffer a kernel sees */
+#define GTCO_LEAST_ALIGNMENT 16 /* of a caller's buffer that is used in place, as malloc gives it */
 #define GTCO_ID_BYTES 32
 
 /* Runs tasks [begin, end) of a step: b are its buffers, w the calling thread's scratch. */
