@@ -73,8 +73,8 @@ def guarded(nbytes: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shifted(array: np.ndarray, offset: int) -> np.ndarray:
-    """A copy that begins ``offset`` bytes after a multiple of 64. A kernel may read behind it as far
-    as if it began there.
+    """A copy that begins ``offset`` bytes after a multiple of 64. A kernel may read behind it as
+    far as if it began there.
     """
     whole = before_fence(round_up(offset) + round_up(array.nbytes))
     part = whole[offset : offset + array.nbytes]
