@@ -129,7 +129,7 @@ def fma_tile(
     steps = em.index((depth + (width - 1)) // width)
     with (
         _helpers(tile),
-        em.loop(passes, "pass"),
+        em.loop(passes, "part"),
         em.loop(runs, "run") as run,
         _iterations(em, steps, block) as position,
     ):

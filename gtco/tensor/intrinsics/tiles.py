@@ -96,7 +96,7 @@ def multiply(
 
     em.branch(first, begin, go_on)
     steps = em.index((depth + (width - 1)) // width)
-    with em.loop(passes, "pass"), em.loop(runs, "run") as run, em.loop(steps, "k") as position:
+    with em.loop(passes, "part"), em.loop(runs, "run") as run, em.loop(steps, "k") as position:
         k = em.index(run * depth + position * width)
         step(k)
         number = em.index((run * steps + position) * pairs)

@@ -70,7 +70,7 @@ class GemmLoops:
                 )
             split = self.held < shape.task_blocks
             passes = em.index((blocks + (self.held - 1)) // self.held) if split else 1
-            with em.loop(passes, "pass") as part, em.loop(self.kblocks, "kb") as kb:
+            with em.loop(passes, "part") as part, em.loop(self.kblocks, "kb") as kb:
                 here = em.let_index(first_block + part * self.held, "here")
                 count = 1 if split else blocks
                 if split and self.held > 1:

@@ -83,7 +83,7 @@ class WinogradLoops:
         with em.range(args.begin, args.end, "task") as task:
             _, first_block, blocks, first_panel, panels = shape.pieces(em, task)
             passes = em.index((blocks + (self.held - 1)) // self.held)
-            with em.loop(passes, "pass") as part:
+            with em.loop(passes, "part") as part:
                 here = em.let_index(first_block + part * self.held, "here")
                 count = em.let_index(tirx.min(self.held, blocks - part * self.held), "count")
                 start = em.let_index(shape.first_row(here), "start")

@@ -1,0 +1,149 @@
+"""Emitted loops, executed in Python: what they load, store and multiply, and what they compute.
+
+TVM prints a kernel as Python source in which ``T`` names its constructs. Here ``T`` is a module of
+small functions on numpy arrays that count, and the source is executed as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from gtco.tensor.space import Program
+
+
+@dataclass
+class Counts:
+    """Elements by buffer; ``products`` are those of vectors, one a lane."""
+
+    loads: Counter[str] = field(default_factory=Counter)
+    stores: Counter[str] = field(default_factory=Counter)
+    products: int = 0
+
+
+@dataclass(frozen=True)
+class Region:
+    """The elements [begin, end) of a buffer, counted under a name of their own."""
+
+    name: str
+    begin: int
+    end: int
+
+
+@dataclass
+class Value:
+    """One or more lanes of a buffer's dtype."""
+
+    lanes: np.ndarray
+    counts: Counts
+
+    def __add__(self, other: Any) -> Value:
+        return Value(self.lanes + _lanes(other), self.counts)
+
+    def __mul__(self, other: Any) -> Value:
+        self.counts.products += max(self.lanes.size, np.size(_lanes(other)))
+        return Value(self.lanes * _lanes(other), self.counts)
+
+
+class Buffer:
+    """A flat buffer that counts what is read and written, under the region's name if it has any."""
+
+    def __init__(
+        self, name: str, data: np.ndarray, counts: Counts, regions: Sequence[Region] = ()
+    ) -> None:
+        self.name, self.data, self.counts, self.regions = name, data, counts, regions
+
+    def _part(self, index: Any) -> tuple[Any, str, int]:
+        if isinstance(index, slice):
+            where: Any = np.arange(index.start, index.stop)
+        else:
+            where = np.atleast_1d(index)
+        assert where.min() >= 0 and where.max() < self.data.size, (
+            f"{self.name}[{where}] is outside of its {self.data.size} elements"
+        )
+        if not self.regions:
+            return where, self.name, where.size
+        held = [r for r in self.regions if r.begin <= where.min() and where.max() < r.end]
+        assert len(held) == 1, f"{self.name}[{where}] lies in no piece"
+        return where, held[0].name, where.size
+
+    def __getitem__(self, index: Any) -> Value:
+        where, name, count = self._part(index)
+        self.counts.loads[name] += count
+        return Value(self.data[where], self.counts)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        where, name, count = self._part(index)
+        self.counts.stores[name] += count
+        self.data[where] = _lanes(value)
+
+
+def _lanes(value: Any) -> Any:
+    return value.lanes if isinstance(value, Value) else value
+
+
+def execute(
+    program: Program,
+    arrays: Sequence[np.ndarray],
+    output: np.ndarray,
+    pieces: Sequence[Region],
+    begin: int,
+    end: int,
+) -> Counts:
+    """Executes the tasks [begin, end) on flat float32 arrays, in the order of the kernel's
+    arguments. ``output`` is written. The pieces are those of the scratch.
+    """
+    counts = Counts()
+    scratch = np.full(max((p.end for p in pieces), default=0), np.nan, np.float32)
+    buffers = [Buffer(f"input {i}", a, counts) for i, a in enumerate(arrays)]
+    buffers += [Buffer("output", output, counts), Buffer("scratch", scratch, counts, pieces)]
+    source = ast.parse(program.function.script())
+    (kernel,) = (s for s in source.body if isinstance(s, ast.FunctionDef))
+    for argument in kernel.args.args:
+        argument.annotation = None
+    module = ast.fix_missing_locations(ast.Module([_Unread().visit(kernel)], []))
+    scope: dict[str, Any] = {"T": _constructs(counts)}
+    exec(compile(module, kernel.name, "exec"), scope)
+    scope[kernel.name](*buffers, begin, end)
+    return counts
+
+
+class _Unread(ast.NodeTransformer):
+    """An address is no load, and a prefetch may lie behind the buffer: it is not evaluated."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "address_of":
+            node.args = []
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+
+def _constructs(counts: Counts) -> SimpleNamespace:
+    """What the printed source calls as ``T``."""
+    return SimpleNamespace(
+        prim_func=lambda function: function,
+        func_attr=lambda attrs: None,
+        decl_buffer=lambda shape, *rest, data, **more: data,
+        alloc_local=lambda shape, *rest: Buffer(
+            "registers", np.full(shape, np.nan, np.float32), counts
+        ),
+        vectorized=range,
+        unroll=range,
+        grid=lambda *extents: itertools.product(*map(range, extents)),
+        min=min,
+        max=max,
+        Cast=lambda dtype, value: value,
+        Select=lambda condition, yes, no: yes if condition else no,
+        Ramp=lambda base, stride, lanes: base + stride * np.arange(lanes),
+        Broadcast=lambda value, lanes: Value(np.repeat(_lanes(value), lanes), counts),
+        float32=np.float32,
+        bool=bool,
+        address_of=lambda: None,
+        call_llvm_intrin=lambda *arguments: None,
+    )
