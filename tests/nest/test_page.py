@@ -41,7 +41,8 @@ def test_the_code_is_what_is_emitted(case: Case) -> None:
 
 
 def test_the_counts_are_those_of_the_loops(case: Case) -> None:
-    rows = re.findall(r"^\| ([^|:]+?)(?::[^|]*| \([^|]*)? \|[^|]+\|[^|]+\| ([\d,]+) \|$", PAGE, re.M)
+    row = r"^\| ([^|:]+?)(?::[^|]*| \([^|]*)? \|[^|]+\|[^|]+\| ([\d,]+) \|$"
+    rows = re.findall(row, PAGE, re.M)
     shown = {name: int(count.replace(",", "")) for name, count in rows}
     counts, got, wanted = executed(case, 1)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)
