@@ -36,6 +36,7 @@ from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import target
 from gtco.runtime.artifact import publish_alone
 from gtco.runtime.c_objects import made_early
+from gtco.runtime.cross import compiler_for
 from gtco.runtime.publish import publish, staging
 from gtco.search.records.records import Record, Records
 from gtco.search.records.shipped import shipped
@@ -320,7 +321,8 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
     effort = backend.effort(options.tune)
     # what is missing is said before the work is done
     backend.check(options)
-    compiler = c_compiler()
+    isa = backend.isa
+    compiler = compiler_for(isa)
     for compilation in compilations:
         check_source(compilation.model)
         check_output(compilation.output)
@@ -342,7 +344,7 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
             caching = Caching(cache, libraries, options, machine, followed, effort)
             left = caching.missing(folders, stack)
         if left:
-            stack.enter_context(made_early(backend.c_sources, left[0][1], compiler))
+            stack.enter_context(made_early(backend.c_sources, left[0][1], compiler, isa))
             making = [c for library, _ in left for c in library.compilations]
             with Workers(options.workers or backend.builders) as workers:
                 for compilation in making:

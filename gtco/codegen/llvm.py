@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -12,6 +11,7 @@ import tvm
 from tvm import tirx
 
 from gtco.codegen import round_bfloat16, tiles
+from gtco.machine.isa import X86_64, Isa
 from gtco.machine.target import Target
 
 # LLVM 22 (TVM 0.27's) vectorizes loops that index by ``i & mask`` wrongly: it takes the masked
@@ -20,20 +20,10 @@ from gtco.machine.target import Target
 OPTIONS = ("-vectorize-loops=0",)
 
 
-# What every x86-64 CPU has, and what LLVM lists beside instruction sets: how a CPU likes its code.
-BASELINE = frozenset("64bit 64bit-mode cmov cx8 fxsr mmx nopl sse sse2 x87".split())
-TUNING = re.compile(
-    "(allow|false-deps|fast|faster|no-bypass-delay|prefer|slow|tuning)-.*"
-    "|branchfusion|ermsb|fsrm|idivq-to-divl|macrofusion|sbb-dep-breaking|vzeroupper"
-)
-
-
-def instruction_sets(description: Any) -> frozenset[str]:
-    """What LLVM may use beyond plain x86-64 for TVM's ``description`` of a target. A name that
-    neither table above knows counts as an instruction set.
-    """
+def instruction_sets(description: Any, isa: Isa = X86_64) -> frozenset[str]:
+    """What LLVM may use beyond the baseline of ``isa`` for TVM's ``description`` of a target."""
     known = tvm.get_global_func("target.llvm_get_cpu_features")(description)
-    return frozenset(str(n) for n in known if n not in BASELINE and not TUNING.fullmatch(str(n)))
+    return isa.instruction_sets(map(str, known))
 
 
 @cache
@@ -42,20 +32,24 @@ def llvm_target(target: Target) -> Any:
 
     ``mcpu`` stays, since LLVM schedules by it; of the instruction sets that it implies, those that
     an artifact does not ask for at open are taken away, or the code could die of SIGILL where the
-    artifact opens. 512-bit vectors are asked for: LLVM prefers 256 bits on some CPUs.
+    artifact opens. 512-bit vectors are asked for: LLVM prefers 256 bits on some x86-64 CPUs.
     """
+    isa = target.isa
     fields = {
         "kind": "llvm",
         "mcpu": target.mcpu,
         "num-cores": target.cores,
         "cl-opt": list(OPTIONS),
     }
-    unasked = instruction_sets(tvm.target.Target(fields)) - set(target.instruction_sets)
+    if isa.triple:
+        fields["mtriple"] = isa.triple
+    unasked = instruction_sets(tvm.target.Target(fields), isa) - set(target.instruction_sets)
     fields["mattr"] = [
         *(f"-{name}" for name in sorted(unasked)),
         *(f"+{name}" for name in target.instruction_sets),
-        "-prefer-256-bit" if target.lanes == 16 else "+prefer-256-bit",
     ]
+    if isa is X86_64:
+        fields["mattr"] += ["-prefer-256-bit" if target.lanes == 16 else "+prefer-256-bit"]
     return tvm.target.Target(fields)
 
 
@@ -63,7 +57,7 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
     """The kernels lowered to what LLVM's code generator takes: flat buffers, vectors, no packed
     calling convention.
     """
-    if round_bfloat16.INSTRUCTION in target.features:
+    if target.isa.rounding in target.features:
         functions = [round_bfloat16.with_instruction(f) for f in functions]
     functions = [tiles.bound(f, target) for f in functions]
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})

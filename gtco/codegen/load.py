@@ -32,6 +32,11 @@ def load(functions: Sequence[Any], target: Target) -> ctypes.CDLL:
     Raises :class:`BuildError` where the C compiler is missing or fails, or a file cannot be
     written, or if the system refuses the tiles in which a kernel multiplies.
     """
+    if not target.here:
+        raise BuildError(
+            f"kernels for {target.isa.name} cannot be run on this machine; only where they are to "
+            "run can they be timed"
+        )
     if TILES[0] not in target.emulated and any(map(tiles.used, functions)) and not allowed():
         raise BuildError("the system refuses the tiles (AMX) in which kernels multiply")
     with tempfile.TemporaryDirectory(prefix="gtco-kernels-") as name:

@@ -1,5 +1,5 @@
-"""What rounding to bfloat16 is lowered to, once vectors are made: the CPU's instruction for it,
-vcvtneps2bf16, or integer arithmetic where it has none.
+"""What rounding to bfloat16 is lowered to, once vectors are made: the CPU's instruction for it
+(VCVTNEPS2BF16 of AVX512-BF16, BFCVTN of AArch64), or integer arithmetic where it has none.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from gtco.machine.isa import ISAS
 from gtco.tensor.emit.bfloat16 import ROUND, rounded_by_integers
 from gtco.tensor.emit.emitter import lanes_of
 
-INSTRUCTION = "avx512bf16"
 VECTORS = (2, 4, 8, 16, 32)  # lanes
 
 
@@ -50,7 +50,8 @@ def _lower(call: Any) -> Any:
     (x,) = call.args
     lanes = lanes_of(x)
     features: Sequence[Any] = tvm.target.Target.current().attrs["mattr"]
-    if lanes in VECTORS and f"+{INSTRUCTION}" in map(str, features):
+    known = {f"+{isa.rounding}" for isa in ISAS.values()}
+    if lanes in VECTORS and not known.isdisjoint(map(str, features)):
         return tirx.call_pure_extern(str(call.ty), _name(lanes), x)
     return rounded_by_integers(x)
 

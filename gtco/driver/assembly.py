@@ -104,6 +104,7 @@ def _code(kernels: Collection[Kernel], target: Target) -> dict[str, Any]:
     return {
         "kernels": {f"{kernel.symbol}.o": kernel.code for kernel in kernels},
         "cpu_features": target.required(any(kernel.tiles for kernel in kernels)),
+        "isa": target.isa,
     }
 
 

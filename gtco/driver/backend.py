@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from gtco.machine.cores import allowed_cores
 from gtco.machine.gpu import GpuTarget, lacking
+from gtco.machine.isa import X86_64, Isa, host
 from gtco.machine.target import Machine, Target
 from gtco.runtime.c_objects import CPU_SOURCES
+from gtco.runtime.cross import emulator_of
 from gtco.runtime.driver import gpu_name
 from gtco.runtime.gpu_table import GPU_SOURCES
 from gtco.support.errors import ArtifactError, GtcoError, OptionError, ShapeError
@@ -35,6 +37,7 @@ class Backend(ABC):
     machine: Machine
     c_sources: Sequence[str]  # of the C runtime, that its libraries are linked with
     dump_suffix: str  # of the files that --dump writes for kernels
+    isa: Isa = X86_64  # of the library
     computes_float16: bool  # False: float16 models are computed in float32
 
     @property
@@ -104,10 +107,11 @@ class CpuBackend(Backend):
 
     def __init__(self, machine: Target) -> None:
         self.machine: Target = machine
+        self.isa = machine.isa
 
     @property
     def builders(self) -> int:
-        return self.machine.cores
+        return self.machine.cores if self.isa.here else allowed_cores()
 
     def _records_made(self) -> tuple[str, str]:
         return "with tune='off' a compile", "tune makes"
@@ -131,8 +135,22 @@ class CpuBackend(Backend):
                     f"{option} is for GPUs (--target cuda:...), and '{name}' is a CPU: leave it out"
                 )
 
+        if options.verify and not self.isa.here and emulator_of(self.isa) is None:
+            raise OptionError(
+                f"--verify (verify=True) runs the library, and '{name}' is for {self.isa.name}, "
+                f"which this machine is not: install {self.isa.emulator} (Debian, Ubuntu: apt "
+                f"install qemu-user {self.isa.package}), which runs it here, or compile without "
+                "it and compare where the library is to run: gtco.verification.verify"
+            )
+
     def check_loadable(self) -> None:
         """A library checks the CPU's instructions when it is opened."""
+        if not self.isa.here:
+            raise ArtifactError(
+                f"compile_model opens what it makes, and '{self.machine.name}' is for "
+                f"{self.isa.name}, which this machine is not: gtco.compile_to_file(model, "
+                "'model.so', ...) compiles for it, and gtco.load('model.so') opens it there"
+            )
 
     def check_tuning(self, asked: str) -> None:
         if self.machine.name != "native":
@@ -162,6 +180,7 @@ class GpuBackend(Backend):
 
     def __init__(self, machine: GpuTarget) -> None:
         self.machine: GpuTarget = machine
+        self.isa = host() or X86_64
 
     @property
     def builders(self) -> int:

@@ -20,9 +20,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gtco.driver.backend import backend_of
 from gtco.machine.target import Machine, cpu_identity
+from gtco.runtime.cross import compiler_for
 from gtco.search.records.records import Records
-from gtco.support.options import CompileOptions, Tune, c_compiler
+from gtco.support.options import CompileOptions, Tune
 
 if TYPE_CHECKING:
     from gtco.search.calibration.rates import RateTable
@@ -63,7 +65,7 @@ def library_key(
         "gtco": own_digest(),
         "versions": versions(),
         "python": list(sys.version_info[:2]),
-        "compiler": compiler_version(c_compiler()),
+        "compiler": compiler_version(compiler_for(backend_of(machine).isa)),
         "target": machine.to_json(),
         "cpu": cpu_identity() if effort is not None else {},
         "rates": repr((rates.measured, rates.launch, rates.handed)) if rates else "",

@@ -1,5 +1,7 @@
 """The number of cores that this process may use: the affinity mask, limited by the cgroup's CPU
-quota. Hardware threads of one core count once, because they share its multiply-add units.
+quota. Hardware threads of one core count once, because they share its multiply-add units. Cores
+that are much slower than the fastest one (the little ones of Arm's big.LITTLE) do not count: a step
+waits for its last task, and such a core would take the last one.
 
 The rules are the same as in runtime/csrc/cpu_count.c, by which a compiled model chooses its number
 of threads; a test compares both.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")  # tests give another one, with a /proc and a /sys of their own
@@ -17,9 +19,31 @@ ROOT = Path("/")  # tests give another one, with a /proc and a /sys of their own
 
 def allowed_cores(root: Path = ROOT) -> int:
     """The default number of threads of a compiled model, at least 1."""
-    cores = {_core_of(cpu, root) for cpu in os.sched_getaffinity(0)}
+    cores = {_core_of(cpu, root) for cpu in fast_cpus(os.sched_getaffinity(0), root)}
     quota = cpu_quota(root)
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
+
+
+def fast_cpus(cpus: Collection[int], root: Path = ROOT) -> set[int]:
+    """Those of the CPUs that have at least 3/4 of the capacity of the fastest one. All of them, if
+    Linux gives no capacities: it does so only where they differ.
+    """
+    capacities = {cpu: _capacity(cpu, root) for cpu in cpus}
+    most = max(capacities.values(), default=0)
+    return {cpu for cpu, capacity in capacities.items() if 4 * capacity >= 3 * most}
+
+
+def fastest_cpu(root: Path = ROOT) -> int:
+    """The first of the CPUs with the greatest capacity that this process may use."""
+    return min(os.sched_getaffinity(0), key=lambda cpu: (-_capacity(cpu, root), cpu))
+
+
+def _capacity(cpu: int, root: Path) -> int:
+    """The capacity by sysfs: 1024 for the fastest CPU of a machine; 0 if it is not given."""
+    try:
+        return int((root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

@@ -7,243 +7,49 @@ A :class:`Target` is a frozen table and can be used without the machine that it 
 from __future__ import annotations
 
 import difflib
-import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from gtco.machine.cores import ROOT, allowed_cores
+from gtco.machine.aarch64 import ARM_NEAREST, ARM_TARGETS, PARTS
+from gtco.machine.aarch64 import LINUX_NAMES as ARM_LINUX_NAMES
+from gtco.machine.cores import ROOT, allowed_cores, fastest_cpu
+from gtco.machine.cpu import TILES, MemoryLevel, Target
 from gtco.machine.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
+from gtco.machine.isa import AARCH64, host
 from gtco.machine.tiles import tiles
+from gtco.machine.x86 import LINUX_NAMES, NEAREST, OLDER, TARGETS, V3, V4
 from gtco.support.errors import OptionError
 
-
-@dataclass(frozen=True)
-class MemoryLevel:
-    """One level of the memory hierarchy: its capacity in bytes, its sustained bandwidth per core in
-    bytes a second, its latency in seconds.
-    """
-
-    name: str
-    capacity: int
-    bandwidth: float
-    latency: float
-    shared: bool = False
-
-
-@dataclass(frozen=True)
-class Target:
-    """A CPU: what code for it may use, and the figures for the analytic policy.
-
-    - ``mcpu``: LLVM's name of the CPU, which tunes the code
-    - ``features``: the instruction sets beyond plain x86-64 that the code may use; an artifact
-      requires these of the CPU that opens it (:meth:`required`). The names are those of LLVM and
-      csrc/cpu_features.def
-    - ``lanes``: float32 values in a vector
-    - ``registers``: vector registers
-    - ``fma_ports``: vector FMAs a cycle
-    - ``frequency``: in Hz
-    - ``cores``: the number of threads that code for it has, for which work is divided and priced
-    - ``memory``: the levels from L1 outward
-    - ``emulated``: those of the features whose instructions are replaced by functions that do the
-      same. Only tests set it, to run kernels in tiles on machines without a tile unit
-    """
-
-    name: str
-    mcpu: str
-    features: tuple[str, ...]
-    lanes: int
-    registers: int
-    fma_ports: float
-    frequency: float
-    cores: int
-    memory: tuple[MemoryLevel, ...]
-    emulated: tuple[str, ...] = ()
-
-    kind = "cpu"
-
-    @property
-    def instruction_sets(self) -> tuple[str, ...]:
-        """The features whose instructions the code contains."""
-        return tuple(name for name in self.features if name not in self.emulated)
-
-    def required(self, tiles: bool) -> tuple[str, ...]:
-        """The features that an artifact requires. A compiler never uses the tile unit by itself, so
-        only kernels that multiply in ``tiles`` need it.
-        """
-        return tuple(n for n in self.instruction_sets if tiles or n not in TILES)
-
-    @property
-    def peak(self) -> float:
-        """Nominal float32 FLOP/s of one core."""
-        return 2 * self.lanes * self.fma_ports * self.frequency
-
-    def level(self, name: str) -> MemoryLevel:
-        return next(level for level in self.memory if level.name == name)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "mcpu": self.mcpu,
-            "features": list(self.features),
-            "lanes": self.lanes,
-            "registers": self.registers,
-            "fma_ports": self.fma_ports,
-            "frequency": self.frequency,
-            "cores": self.cores,
-            "memory": [[m.name, m.capacity, m.bandwidth, m.latency, m.shared] for m in self.memory],
-            **({"emulated": list(self.emulated)} if self.emulated else {}),
-        }
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Target:
-        fields = dict(data)
-        fields["features"] = tuple(fields["features"])
-        fields["emulated"] = tuple(fields.get("emulated", ()))
-        fields["memory"] = tuple(MemoryLevel(*m) for m in fields["memory"])
-        return Target(**fields)
-
+__all__ = [
+    "ARM_TARGETS",
+    "CPUS",
+    "NEAREST",
+    "OLDER",
+    "TARGETS",
+    "TILES",
+    "V3",
+    "V4",
+    "Machine",
+    "MemoryLevel",
+    "Target",
+    "cache_bytes",
+    "cpu_flags",
+    "cpu_identity",
+    "cpu_name",
+    "cpu_target",
+    "detect",
+    "target",
+]
 
 Machine = Target | GpuTarget
-
-V3 = (
-    *("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c"),
-    *("bmi", "bmi2", "lzcnt", "movbe"),
-)
-V3_VNNI = (*V3, "avxvnni")
-V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-TILES = ("amx-tile", "amx-bf16")  # those of the tile unit
-# Linux spells these differently in /proc/cpuinfo, in more than "." and "_" (sse4_1, avx512_vnni).
-LINUX_NAMES = {"sse3": "pni", "bmi": "bmi1", "lzcnt": "abm"}
-
+CPUS: dict[str, Target] = {**TARGETS, **ARM_TARGETS}
 
 # Bytes that a cache may have; a size outside of this range is taken for an error.
 CACHE_BOUNDS = {
     "L1": (8 << 10, 512 << 10),
     "L2": (64 << 10, 64 << 20),
     "L3": (512 << 10, 4 << 30),
-}
-
-
-def _memory(l1: int, l2: int, l3: int, width: int, hz: float) -> tuple[MemoryLevel, ...]:
-    return (
-        MemoryLevel("L1", l1 << 10, 2 * width * hz, 5 / hz),
-        MemoryLevel("L2", l2 << 10, width / 2 * hz, 14 / hz),
-        MemoryLevel("L3", l3 << 10, 8 * hz, 50 / hz, shared=True),
-        MemoryLevel("DRAM", 1 << 40, 8e9, 90e-9, shared=True),
-    )
-
-
-TARGETS: dict[str, Target] = {
-    t.name: t
-    for t in (
-        Target("x86-64-v3", "x86-64-v3", V3, 8, 16, 2, 3.0e9, 2, _memory(32, 256, 8192, 32, 3.0e9)),
-        Target(
-            "x86-64-v4", "x86-64-v4", V4, 16, 32, 2, 3.0e9, 2, _memory(32, 1024, 16384, 64, 3.0e9)
-        ),
-        Target(
-            "alderlake",
-            "alderlake",
-            V3_VNNI,
-            8,
-            16,
-            2,
-            3.6e9,
-            2,
-            _memory(48, 1280, 24576, 32, 3.6e9),
-        ),
-        Target("znver3", "znver3", V3, 8, 16, 2, 3.6e9, 2, _memory(32, 512, 32768, 32, 3.6e9)),
-        Target(
-            "znver4",
-            "znver4",
-            (*V4, "avx512bf16", "avx512vnni"),
-            16,
-            32,
-            1,
-            3.7e9,
-            2,
-            _memory(32, 1024, 32768, 64, 3.7e9),
-        ),
-        Target(
-            "znver5",
-            "znver5",
-            (*V4, "avx512bf16", "avx512vnni"),
-            16,
-            32,
-            2,
-            4.1e9,
-            2,
-            _memory(48, 1024, 32768, 64, 4.1e9),
-        ),
-        Target(
-            "skylake-avx512",
-            "skylake-avx512",
-            V4,
-            16,
-            32,
-            2,
-            2.6e9,
-            2,
-            _memory(32, 1024, 16384, 64, 2.6e9),
-        ),
-        Target(
-            "cascadelake",
-            "cascadelake",
-            (*V4, "avx512vnni"),
-            16,
-            32,
-            2,
-            2.6e9,
-            2,
-            _memory(32, 1024, 16384, 64, 2.6e9),
-        ),
-        Target(
-            "icelake-server",
-            "icelake-server",
-            (*V4, "avx512vnni"),
-            16,
-            32,
-            2,
-            2.9e9,
-            2,
-            _memory(48, 1280, 24576, 64, 2.9e9),
-        ),
-        Target(
-            "sapphirerapids",
-            "sapphirerapids",
-            (*V4, "avx512bf16", "avx512vnni", *TILES),
-            16,
-            32,
-            2,
-            2.9e9,
-            2,
-            _memory(48, 2048, 32768, 64, 2.9e9),
-        ),
-        Target(
-            "emeraldrapids",
-            "emeraldrapids",
-            (*V4, "avx512bf16", "avx512vnni", *TILES),
-            16,
-            32,
-            2,
-            2.9e9,
-            2,
-            _memory(48, 2048, 262144, 64, 2.9e9),
-        ),
-        Target(
-            "graniterapids",
-            "graniterapids",
-            (*V4, "avx512bf16", "avx512vnni", *TILES),
-            16,
-            32,
-            2,
-            3.7e9,
-            2,
-            _memory(48, 2048, 491520, 64, 3.7e9),
-        ),
-        Target("haswell", "haswell", V3, 8, 16, 2, 3.0e9, 2, _memory(32, 256, 8192, 32, 3.0e9)),
-    )
 }
 
 
@@ -257,43 +63,25 @@ def target(name: str | Machine = "native") -> Machine:
         return detect()
     if name.partition(":")[0].lower() == "cuda":
         return gpu_target(name)
-    if name not in TARGETS:
-        known = ", ".join(("native", *TARGETS))
+    if name not in CPUS:
+        known = ", ".join(("native", *CPUS))
         raise OptionError(
             f"unknown target '{name}'{_hint(name.lower())}. Known: {known}; for GPUs cuda: and one "
             f"or several of {', '.join(ARCHITECTURES)}, or {', '.join(GPUS)}"
         )
-    return TARGETS[name]
-
-
-# The nearest row whose code a CPU runs, for CPUs (by LLVM's names) that have no row of their own.
-NEAREST = {
-    "haswell": "core-avx2 broadwell skylake",
-    "alderlake": "raptorlake meteorlake arrowlake lunarlake gracemont sierraforest grandridge "
-    "clearwaterforest",
-    "skylake-avx512": "skx cannonlake",
-    "cascadelake": "cooperlake",
-    "icelake-server": "icelake-client tigerlake rocketlake",
-    "graniterapids": "graniterapids-d diamondrapids",
-    "x86-64-v3": "znver1 znver2 bdver4",
-}
-OLDER = (
-    "x86-64 x86-64-v2 nocona core2 penryn nehalem westmere sandybridge ivybridge bonnell "
-    "silvermont goldmont goldmont-plus tremont k8 amdfam10 barcelona btver1 btver2 bdver1 bdver2 "
-    "bdver3"
-).split()
+    return CPUS[name]
 
 
 def _hint(name: str) -> str:
     """What to use instead of an unknown target."""
-    for nearest, names in NEAREST.items():
+    for nearest, names in (*NEAREST.items(), *ARM_NEAREST.items()):
         if name in names.split():
             return f": gtco has no table of this CPU; take --target {nearest}, whose code it runs"
     if name in OLDER:
         return ": CPUs of that kind lack AVX2 or FMA, the least that gtco generates code for"
     if name in ARCHITECTURES or f"cuda:{name}" in GPUS:
         return f": for a GPU write --target cuda:{name}"
-    close = difflib.get_close_matches(name, ["native", *TARGETS], n=2, cutoff=0.6)
+    close = difflib.get_close_matches(name, ["native", *CPUS], n=2, cutoff=0.6)
     return f": did you mean {' or '.join(close)}" if close else ""
 
 
@@ -307,8 +95,17 @@ def cpu_target(name: str | Machine = "native") -> Target:
 
 def detect() -> Target:
     """This machine: the nearest row of the table, with this machine's caches, cores and features.
-    Needs Linux's /proc and /sys.
+    Needs Linux's /proc and /sys. Raises :class:`OptionError` for a CPU that gtco has no code for.
     """
+    base, features = _detect_arm() if host() is AARCH64 else _detect_x86()
+    memory = tuple(
+        replace(level, capacity=cache_bytes(level.name) or level.capacity) for level in base.memory
+    )
+    return replace(base, name="native", features=features, cores=allowed_cores(), memory=memory)
+
+
+def _detect_x86() -> tuple[Target, tuple[str, ...]]:
+    """The row of this machine, and those of its features that the machine has."""
     info = _cpuinfo()
     flags = set(info.get("flags", "").split())
     if not flags.issuperset({"avx2", "fma"}):
@@ -320,32 +117,48 @@ def detect() -> Target:
     spelt = {flag.replace("_", "") for flag in flags}
     # CPUID may show a tile unit that does not work, so a process tries it.
     absent = {*TILES} - {*tiles(flags).kinds}
-    features = tuple(
+    return base, tuple(
         f
         for f in base.features
         if LINUX_NAMES.get(f, re.sub("[.-]", "", f)) in spelt and f not in absent
     )
-    memory = tuple(
-        replace(level, capacity=cache_bytes(level.name) or level.capacity) for level in base.memory
-    )
-    return replace(base, name="native", features=features, cores=allowed_cores(), memory=memory)
+
+
+def _detect_arm() -> tuple[Target, tuple[str, ...]]:
+    """As :func:`_detect_x86`. A CPU without a row is an ``aarch64`` with the features that it has
+    of those that gtco uses.
+    """
+    info = _cpuinfo()
+    flags = set(info.get("Features", "").split())
+    part = info.get("CPU implementer", ""), info.get("CPU part", "")
+    base = ARM_TARGETS[PARTS.get(part, AARCH64.example)]
+    every = {f for row in ARM_TARGETS.values() for f in row.features}
+    wanted = base.features if part in PARTS else tuple(sorted(every))
+    return base, tuple(f for f in wanted if ARM_LINUX_NAMES.get(f, f) in flags)
 
 
 def cpu_name() -> str:
-    return _cpuinfo().get("model name", "unknown CPU")
+    info = _cpuinfo()
+    if "CPU part" in info:  # AArch64's numbers have no names in Linux
+        part = info.get("CPU implementer", ""), info["CPU part"]
+        return PARTS.get(part, f"AArch64 CPU, implementer {part[0]}, part {part[1]}")
+    return info.get("model name", "unknown CPU")
 
 
 def cpu_flags() -> frozenset[str]:
     """What this CPU can do, as Linux spells it in /proc/cpuinfo."""
-    return frozenset(_cpuinfo().get("flags", "").split())
+    info = _cpuinfo()
+    return frozenset((info.get("flags") or info.get("Features", "")).split())
 
 
 def cpu_identity() -> dict[str, str]:
     """Values that distinguish this CPU from others with its name. Hypervisors often shorten the
     name.
     """
-    wanted = ("vendor_id", "model name", "cpu family", "model", "stepping")
+    wanted = ["vendor_id", "model name", "cpu family", "model", "stepping"]
     info = _cpuinfo()
+    if "CPU part" in info:
+        wanted = ["CPU implementer", "CPU part", "CPU variant", "CPU revision"]
     return {key: info.get(key, "") for key in wanted}
 
 
@@ -367,11 +180,18 @@ def _nearest(info: dict[str, str], flags: set[str]) -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
+    """What Linux says of a CPU: of the first one, or of the fastest one where CPUs differ (they are
+    of different kinds in Arm's big.LITTLE).
+    """
+    wanted = str(fastest_cpu()) if host() is AARCH64 else None
     info: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
         if not key.strip():
-            break
+            if wanted in (None, info.get("processor")):
+                break
+            info = {}
+            continue
         info[key.strip()] = value.strip()
     return info
 
@@ -380,7 +200,7 @@ def cache_bytes(name: str, root: Path = ROOT) -> int:
     """The size that sysfs gives for this cache of a CPU that this process may use. 0 if sysfs says
     nothing or an impossible size: hypervisors invent sizes, or leave them out.
     """
-    cpu = min(os.sched_getaffinity(0))
+    cpu = fastest_cpu(root)
     for index in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"):
         try:
             kind, level, size = ((index / n).read_text().strip() for n in ("type", "level", "size"))

@@ -21,8 +21,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from gtco.machine.isa import X86_64, Isa, host
 from gtco.runtime import c_objects
 from gtco.runtime.c_objects import CPU_SOURCES, write_objects
+from gtco.runtime.cross import compiler_for, flags_for
 from gtco.runtime.elf import ABI_VERSION, CONTENTS_NOTE, ID_NOTE, NOTE_NAME, seal
 from gtco.runtime.elf_object import closed
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
@@ -38,7 +40,6 @@ from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec, Variant
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
 from gtco.support.errors import BuildError, ShapeError
-from gtco.support.options import c_compiler
 from gtco.support.toolchain import run_compiler
 
 WEIGHTS_INSIDE_LIMIT = 1_900_000_000  # bytes
@@ -62,7 +63,7 @@ LINK_FLAGS = (
 class Artifact:
     """A model ready to be written.
 
-    - ``kernels``: file name → bytes of a position-independent x86-64 ELF object; one object may
+    - ``kernels``: file name → bytes of a position-independent ELF object of ``isa``; one object may
       hold several symbols
     - ``weights``: packed arrays and their byte offsets (multiples of 64, no overlap), to which
       weight buffers refer
@@ -72,6 +73,7 @@ class Artifact:
       checked when the model is opened
     - ``threads``: 0 means all that the process may use
     - ``metadata``: JSON, shown by ``gtco inspect``
+    - ``isa``: the instruction set of the kernels and of the runtime
     """
 
     name: str
@@ -85,6 +87,7 @@ class Artifact:
     threads: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
+    isa: Isa = X86_64
 
     @property
     def weights_bytes(self) -> int:
@@ -131,12 +134,13 @@ def build_artifact(
     """Makes the files of ``target`` in the folder ``staged``, which holds nothing else. Returns the
     library there, which can be loaded and is not published yet.
 
-    ``cc`` is the C compiler; None means gcc or cc of PATH. Raises :class:`BuildError` if there is
+    ``cc`` is the C compiler; None means the one of :func:`gtco.runtime.cross.compiler_for`. Raises :class:`BuildError` if there is
     no compiler, the compiler fails, or a file cannot be written; :class:`ShapeError` for symbolic
     shapes.
     """
     _check(artifact)
-    compiler = c_compiler(cc)
+    isa = isa_of(artifact)
+    compiler = compiler_for(isa, cc)
     inside = artifact.weights_bytes <= weights_inside_limit
     folder, library = staged / "build", staged / target.name
     try:
@@ -153,6 +157,13 @@ def build_artifact(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return library
+
+
+def isa_of(artifact: Artifact | GpuArtifact) -> Isa:
+    """The instruction set of the library. That of a library for GPUs is this
+    machine's.
+    """
+    return artifact.isa if isinstance(artifact, Artifact) else host() or X86_64
 
 
 def code_of(artifact: Artifact | GpuArtifact) -> list[bytes]:
@@ -252,7 +263,7 @@ def _build(
             inputs=artifact.inputs,
             outputs=artifact.outputs,
             variants=variants_of(artifact),
-            features=normalize_features(artifact.cpu_features),
+            features=normalize_features(artifact.cpu_features, artifact.isa),
             threads=artifact.threads,
             weights_bytes=artifact.weights_bytes,
             weights_inside=inside,
@@ -270,14 +281,17 @@ def _build(
         data += images_data("images")
     (folder / "plan.c").write_text(plan)
     (folder / "data.s").write_text(data)
-    run_compiler([compiler, "-c", "data.s", "-o", "data.o"], folder)
+    isa = isa_of(artifact)
+    flags = flags_for(compiler, isa)
+    run_compiler([compiler, *flags, "-c", "data.s", "-o", "data.o"], folder)
     if inside:
         weights_file.unlink()  # before the linker copies them once more
-    first, *others = write_objects(sources, folder, compiler)
+    first, *others = write_objects(sources, folder, compiler, isa)
     run_compiler(
         [
             compiler,
             *c_objects.COMPILE_FLAGS,
+            *flags,
             f"-I{CSRC}",
             *LINK_FLAGS,
             first,  # a CPU's kernels stand behind it, and with them the functions that call them
@@ -360,7 +374,9 @@ def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
     else:
         own["steps"] = steps(artifact.steps)
     if isinstance(artifact, Artifact):
-        own["cpu_features"] = list(normalize_features(artifact.cpu_features))
+        own["cpu_features"] = list(normalize_features(artifact.cpu_features, artifact.isa))
+        if artifact.isa is not X86_64:
+            own["isa"] = artifact.isa.name
         own["threads"] = artifact.threads
     else:
         own["images"] = image_sizes(artifact)

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gtco.machine.isa import ISAS, X86_64, Isa
 from gtco.support.errors import ArtifactError
 
 ABI_VERSION = 1  # GTCO_ABI_VERSION in csrc/gtco_api.h
 NOTE_NAME, ID_NOTE, CONTENTS_NOTE = b"gtco\0", 1, 2
 _PT_LOAD, _PT_NOTE = 1, 4
-_X86_64 = 62
 _HEADER, _SEGMENT = 64, 56  # bytes of the file's header and of a segment's
 # The place, size and number of the section headers; `strip` may change these.
 _SECTION_FIELDS = ((40, 48), (58, 64))
@@ -72,10 +72,13 @@ class _Segment:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a library says about itself. ``id``: 32 bytes that identify the compile that made it."""
+    """What a library says about itself. ``id``: 32 bytes that identify the compile that made it.
+    ``isa``: the instruction set of its code.
+    """
 
     id: bytes
     metadata: dict[str, Any]
+    isa: Isa = X86_64
 
 
 def read_contents(path: Path, wanted: FileKind | None = None) -> Contents:
@@ -95,7 +98,7 @@ def read_contents(path: Path, wanted: FileKind | None = None) -> Contents:
                     f"{path} is damaged, or was changed by another program: it is not as it was "
                     f"made. Copy it again, or {wanted.make} again"
                 )
-            return Contents(elf.id, _metadata(path, elf.metadata(), wanted))
+            return Contents(elf.id, _metadata(path, elf.metadata(), wanted), elf.isa)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or error
         raise ArtifactError(f"cannot read {path}: {reason}") from error
@@ -117,6 +120,7 @@ class _Elf:
         self.path, self.file = path, file
         self.header = file.read(_HEADER)
         self.segments, end = _segments(path, self.header, file, wanted)
+        self.isa = _isa(self.header) or X86_64
         size = file.seek(0, 2)
         if size < end:
             raise ArtifactError(
@@ -202,9 +206,9 @@ def _segments(
         raise ArtifactError(
             f"{path} is truncated: {len(header)} bytes; copy it again, or {wanted.make} again"
         )
-    machine = struct.unpack_from("<H", header, 18)[0]
-    if header[4:6] != b"\x02\x01" or machine != _X86_64:
-        raise ArtifactError(f"{path} is not a library for x86-64; {wanted.make} for this machine")
+    if header[4:6] != b"\x02\x01" or _isa(header) is None:
+        names = " or ".join(ISAS)
+        raise ArtifactError(f"{path} is not a library for {names}; {wanted.make} for this machine")
     ph_offset, sh_offset = struct.unpack_from("<QQ", header, 32)
     ph_size, ph_count, sh_size, sh_count = struct.unpack_from("<HHHH", header, 54)
     end = max(ph_offset + ph_size * ph_count, sh_offset + sh_size * sh_count)
@@ -218,6 +222,11 @@ def _segments(
         if kind in (_PT_LOAD, _PT_NOTE):
             end = max(end, offset + size)
     return segments, end
+
+
+def _isa(header: bytes) -> Isa | None:
+    machine = struct.unpack_from("<H", header, 18)[0]
+    return next((isa for isa in ISAS.values() if isa.elf == machine), None)
 
 
 def _notes(data: bytes) -> list[tuple[int, int, bytes]]:

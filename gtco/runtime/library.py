@@ -119,6 +119,12 @@ class Library:
         self.path = path
         contents = read_contents(path)
         self.id, self.metadata = contents.id, contents.metadata
+        if not contents.isa.here:
+            raise ArtifactError(
+                f"{path} is a library for {contents.isa.name}, and this machine is none: open it "
+                f"where it is to run. gtco inspect shows it here too, and gtco compile --verify "
+                f"compares it here if {contents.isa.emulator} (qemu-user) is installed"
+            )
         try:
             with _loader_lock:
                 self._dll: ctypes.CDLL | None = ctypes.CDLL(_loader_name(path))

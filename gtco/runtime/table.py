@@ -7,26 +7,30 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from gtco.machine.isa import AARCH64, X86_64, Isa
 from gtco.runtime.plan import DTYPES, BufferRef, Step, TensorSpec, Variant
 from gtco.support.errors import BuildError
 
 CSRC = Path(__file__).parent / "csrc"
 
 
+CHECKED = {X86_64.name: "cpu_features.def", AARCH64.name: "cpu_features_arm.def"}
+
+
 @cache
-def known_features() -> frozenset[str]:
+def known_features(isa: Isa = X86_64) -> frozenset[str]:
     """Names of the CPU features that the runtime can check, in LLVM's spelling."""
-    text = (CSRC / "cpu_features.def").read_text()
+    text = (CSRC / CHECKED[isa.name]).read_text()
     return frozenset(re.findall(r'^FEATURE\("([^"]+)"', text, re.MULTILINE))
 
 
-def normalize_features(names: Sequence[str]) -> tuple[str, ...]:
+def normalize_features(names: Sequence[str], isa: Isa = X86_64) -> tuple[str, ...]:
     """Feature names in LLVM's spelling, sorted: ``+avx512_bf16`` (the spelling of gcc and the
     kernel) → ``avx512bf16``.
 
     Raises :class:`BuildError` for a name that the runtime cannot check when the model is opened.
     """
-    spelling = {re.sub("[._-]", "", name): name for name in known_features()} | {
+    spelling = {re.sub("[._-]", "", name): name for name in known_features(isa)} | {
         "bmi1": "bmi",
         "pni": "sse3",
     }
@@ -36,7 +40,7 @@ def normalize_features(names: Sequence[str]) -> tuple[str, ...]:
         if key not in spelling:
             raise BuildError(
                 f"CPU feature {name!r} is not one that the runtime can check; add it to "
-                f"{CSRC / 'cpu_features.def'}"
+                f"{CSRC / CHECKED[isa.name]}"
             )
         result.add(spelling[key])
     return tuple(sorted(result))

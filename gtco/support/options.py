@@ -4,7 +4,8 @@
 GTCO_CACHE        folder for measurements and compiled libraries (default ``~/.cache/gtco``)
 GTCO_CACHE_GB     how many GB of compiled libraries are kept there (default 4); 0 keeps none
 GTCO_NUM_THREADS  threads of a compiled model, read by the C runtime when it opens
-CC                the C compiler that links (default ``gcc``, then ``cc``, then ``clang``)
+CC                the C compiler that links (default ``gcc``, then ``cc``, then ``clang``; for
+                  another instruction set a cross compiler, see ``gtco.runtime.cross``)
 ================  ===================================================================
 """
 
@@ -317,11 +318,16 @@ def cache_folder() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache" / "gtco"
 
 
+def named_compiler() -> str | None:
+    """The C compiler that ``CC`` names."""
+    return os.environ.get("CC") or None
+
+
 def c_compiler(wanted: str | None = None) -> str:
     """Path of ``wanted``, or of ``CC``, or of a C compiler on PATH. Raises :class:`BuildError` if
     there is none.
     """
-    wanted = wanted or os.environ.get("CC")
+    wanted = wanted or named_compiler()
     for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
         if path := shutil.which(name):
             return path

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from gtco.support.errors import BuildError
@@ -58,6 +59,20 @@ class Compiling:
             f"the C compiler failed (exit status {self.process.returncode}) while linking kernels: "
             f"{' '.join(self.command[:3])} ...\n{ending}"
         )
+
+
+@cache
+def compiles_for(compiler: str) -> str:
+    """The machine that a C compiler makes code for, as ``x86_64-linux-gnu``; "" if it does not
+    say.
+    """
+    try:
+        done = subprocess.run(
+            [compiler, "-dumpmachine"], capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def run_compiler(command: Sequence[str], folder: Path) -> None:

@@ -22,6 +22,11 @@
 #define MAX_THREADS 1024
 #define DEFAULT_SPIN_US 500
 #define CROWDED_SPIN_US 50
+#ifdef __aarch64__
+#define ANY_TARGET "aarch64"
+#else
+#define ANY_TARGET "x86-64-v3"
+#endif
 
 /* A place in args that holds a user's pointer, so it changes from run to run. */
 typedef struct {
@@ -116,7 +121,7 @@ static gtco_status check_cpu(char* message) {
   gtco_cpu_name(cpu);
   return gtco_fail(message, GTCO_ERROR_CPU,
                    "model '%s' was compiled for %s, which this machine (%s) lacks; compile it for this machine, for "
-                   "example with --target x86-64-v3",
+                   "example with --target " ANY_TARGET,
                    plan->name, missing, cpu);
 }
 

@@ -108,7 +108,7 @@ __attribute__((visibility("default"))) double gtco_handover_seconds(int threads,
 }
 
 #define LINE 64
-typedef float vector __attribute__((vector_size(16), may_alias)); /* every x86-64 has these */
+typedef float vector __attribute__((vector_size(16), may_alias)); /* every x86-64 and AArch64 has these */
 
 /* Lines of memory that all threads go through; each task is a part of them. `y` is NULL if they are only read. */
 typedef struct {
@@ -118,15 +118,23 @@ typedef struct {
   vector* sums;
 } lines;
 
+static void flush_line(char* line) {
+#ifdef __x86_64__
+  __builtin_ia32_clflush(line);
+#else
+  __asm__ volatile("dc civac, %0" : : "r"(line) : "memory");
+#endif
+}
+
 /* Removes the lines from all caches, of any size. */
 static void flush_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
   (void)w;
   const lines* of = b[0];
   for (int64_t i = begin * of->part; i < end * of->part; i += LINE) {
-    __builtin_ia32_clflush(of->x + i);
-    if (of->y) __builtin_ia32_clflush(of->y + i);
+    flush_line(of->x + i);
+    if (of->y) flush_line(of->y + i);
   }
-  __builtin_ia32_mfence();
+  atomic_thread_fence(memory_order_seq_cst);
 }
 
 static void pass_kernel(void* const* b, void* w, int64_t begin, int64_t end) {

@@ -116,6 +116,48 @@ int gtco_cgroup_quota(const char* root) {
   return least;
 }
 
+/* The capacity of a CPU by sysfs, 1024 for the fastest one; 0 where it is not given, which is so where all are alike. */
+static long capacity_of(const char* root, int cpu) {
+  char path[PATH_MAX];
+  long capacity = 0;
+  int length = snprintf(path, sizeof path, "%s/sys/devices/system/cpu/cpu%d/cpu_capacity", root, cpu);
+  FILE* file = length < 0 || (size_t)length >= sizeof path ? NULL : fopen(path, "re");
+  if (!file) return 0;
+  if (fscanf(file, "%ld", &capacity) != 1 || capacity < 0) capacity = 0;
+  fclose(file);
+  return capacity;
+}
+
+int gtco_keep_fast_cpus(const char* root, int capacity, cpu_set_t* set) {
+  const size_t bytes = CPU_ALLOC_SIZE((size_t)capacity);
+  long most = 0;
+  int left = 0, removed = 0;
+  for (int cpu = 0; cpu < capacity; ++cpu) {
+    if (!CPU_ISSET_S((size_t)cpu, bytes, set)) continue;
+    const long own = capacity_of(root, cpu);
+    if (own > most) most = own;
+  }
+  for (int cpu = 0; most && cpu < capacity; ++cpu) {
+    if (!CPU_ISSET_S((size_t)cpu, bytes, set)) continue;
+    if (4 * capacity_of(root, cpu) >= 3 * most) {
+      ++left;
+    } else {
+      CPU_CLR_S((size_t)cpu, bytes, set);
+      ++removed;
+    }
+  }
+  return removed ? left : 0;
+}
+
+void gtco_stay_on_fast_cpus(int threads) {
+  int capacity = 0;
+  cpu_set_t* set = affinity(&capacity);
+  if (!set) return;
+  const int fast = gtco_keep_fast_cpus("", capacity, set);
+  if (fast >= threads) sched_setaffinity(0, CPU_ALLOC_SIZE((size_t)capacity), set);
+  CPU_FREE(set);
+}
+
 static int count(int by_core) {
   int capacity = 0, cpus = 0;
   cpu_set_t* set = affinity(&capacity);
@@ -126,6 +168,7 @@ static int count(int by_core) {
     const size_t bytes = CPU_ALLOC_SIZE((size_t)capacity);
     cpu_set_t* seen = CPU_ALLOC((size_t)capacity);
     if (seen) CPU_ZERO_S(bytes, seen);
+    if (by_core) gtco_keep_fast_cpus("", capacity, set);
     for (int cpu = 0; cpu < capacity; ++cpu) {
       if (!CPU_ISSET_S((size_t)cpu, bytes, set)) continue;
       if (by_core && seen) {

@@ -1,10 +1,11 @@
+/* cpu_features.h for x86-64, by CPUID. */
+#ifdef __x86_64__
 #define _GNU_SOURCE
 #include "cpu_features.h"
 
 #include <cpuid.h>
 #include <errno.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -63,25 +64,13 @@ static int has(const feature* f, uint64_t state) {
 
 int gtco_tiles_refused(void) { return tiles_error; }
 
-int gtco_missing_features(const char* const* features, int count, char* missing, size_t capacity) {
-  const uint64_t state = enabled_state();
-  int absent = 0;
-  size_t used = 0;
-  tiles_error = 0;
-  missing[0] = '\0';
-  for (int i = 0; i < count; ++i) {
-    int present = 0;
-    for (size_t k = 0; k < sizeof FEATURES / sizeof FEATURES[0]; ++k)
-      if (strcmp(FEATURES[k].name, features[i]) == 0) present = has(&FEATURES[k], state);
-    if (present) continue;
-    if (used < capacity) {
-      int n = snprintf(missing + used, capacity - used, "%s%s", absent ? ", " : "", features[i]);
-      if (n > 0) used += (size_t)n;
-    }
-    ++absent;
-  }
-  return absent;
+int gtco_has_feature(const char* name) {
+  for (size_t k = 0; k < sizeof FEATURES / sizeof FEATURES[0]; ++k)
+    if (strcmp(FEATURES[k].name, name) == 0) return has(&FEATURES[k], enabled_state());
+  return 0;
 }
+
+void gtco_begin_check(void) { tiles_error = 0; }
 
 void gtco_cpu_name(char name[64]) {
   uint32_t r[12];
@@ -93,3 +82,5 @@ void gtco_cpu_name(char name[64]) {
   name[sizeof r] = '\0';
   for (size_t n = strlen(name); n && name[n - 1] == ' ';) name[--n] = '\0';
 }
+
+#endif

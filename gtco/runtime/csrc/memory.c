@@ -3,7 +3,7 @@
 #include "restart_frame.h"
 
 #ifdef GTCO_RESTARTS
-#include <emmintrin.h>
+#include <emmintrin.h> /* calls can be ended on x86-64 alone */
 #include <stddef.h>
 
 /* Without it a compiler may see that the loop is a memcpy and call the function itself. */

@@ -5,7 +5,6 @@
 #define _GNU_SOURCE
 #include "thread_pool.h"
 
-#include <emmintrin.h>
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -17,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cpu_count.h"
+#include "cpu_mode.h"
 #include "restart.h"
 
 #define STEP_IDLE 0xffffu   /* no run under way */
@@ -29,9 +30,6 @@
 #define NS_BETWEEN_LOOKS 10000 /* a thread whose CPU time stays the same from one look to the next has none */
 #define LONG_NS 4000000 /* a thread's turn of a CPU that it shares with another process, about */
 #define UNBROKEN_RANGES 20
-/* The mode of every thread while it computes, so that results depend on neither the caller's mode nor the thread: round
- * to nearest, no traps, denormals read as zero and flushed to zero (an operation on one can cost 150 cycles). */
-#define RUN_MXCSR 0x9fc0u
 
 struct gtco_worker {
   pthread_t thread; /* unused in the first, which is the caller */
@@ -273,7 +271,7 @@ static void await(gtco_pool* pool, int thread, range* r) {
   for (;;) {
     for (int i = 0; i < POLLS_BETWEEN_CLOCKS; ++i) {
       if (awaited(pool, atomic_load_explicit(&pool->word, memory_order_acquire), caller)) return;
-      _mm_pause();
+      gtco_pause();
     }
     int64_t now = now_ns();
     if (!began) began = now;
@@ -301,7 +299,8 @@ static void* worker_main(void* argument) {
   range r;
   atomic_store_explicit(&self->cpu, gtco_this_cpu(), memory_order_release);
   atomic_store_explicit(&self->id, (pid_t)syscall(SYS_gettid), memory_order_release);
-  _mm_setcsr(RUN_MXCSR);
+  gtco_stay_on_fast_cpus(self->pool->threads);
+  gtco_enter_mode();
   for (;;) {
     await(self->pool, self->index, &r);
     if (atomic_load(&self->pool->stop)) return NULL;
@@ -356,8 +355,7 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
     int error = gtco_pool_start(pool);
     if (error) return error;
   }
-  const unsigned mode = _mm_getcsr();
-  _mm_setcsr(RUN_MXCSR);
+  const gtco_mode mode = gtco_enter_mode();
   pool->step_seconds = step_seconds;
   if (step_seconds) pool->step_began_ns = now_ns();
   if (!parallel) {
@@ -385,7 +383,7 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
     }
   }
   pool->step_seconds = NULL;
-  _mm_setcsr(mode);
+  gtco_leave_mode(mode);
   return 0;
 }
 

@@ -17,13 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from gtco.machine.isa import host
 from gtco.runtime.c_objects import COMPILE_FLAGS
 from gtco.runtime.table import CSRC
 from gtco.support.errors import BuildError
 from gtco.support.options import c_compiler
 from gtco.support.toolchain import run_compiler
 
-SOURCES = ("barrier.c", "kernels_begin.c", "kernels_end.c", "restart.c", "thread_pool.c")
+SOURCES = (
+    *("barrier.c", "kernels_begin.c", "kernels_end.c", "restart.c", "thread_pool.c"),
+    "cpu_count.c",
+)
 TASK_NS = 2000  # the length of a task: longer than the pool needs to hand it out
 ROUNDS = 300  # runs of 64 steps
 MOST_STEPS = 64  # steps of a run, as in barrier.c
@@ -93,7 +97,8 @@ def _built(compiler: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="gtco-barrier-") as name:
         folder = Path(name)
         sources = [str(CSRC / source) for source in SOURCES]
-        command = [compiler, *COMPILE_FLAGS, f"-I{CSRC}", "-shared", "-o", "barrier.so"]
+        flags = [*COMPILE_FLAGS, *(isa.c_flags if (isa := host()) else ())]
+        command = [compiler, *flags, f"-I{CSRC}", "-shared", "-o", "barrier.so"]
         try:
             run_compiler([*command, *sources], folder)
             return ctypes.CDLL(str(folder / "barrier.so"))

@@ -82,7 +82,7 @@ def rate_of_loads(target: Target, kernel: str) -> float:
     if ":" not in kernel or (tile := MicroKernel.parse(kernel, target.lanes)).kind.in_tiles:
         return inf
     kind = tile.kind
-    loads = kind.step / kind.a.step * tile.rows + tile.vectors + PREFETCHES
+    loads = tile.loads + PREFETCHES
     done = kind.step / kind.products * tile.rows * tile.vectors
     return done / (loads / LOAD_PORTS) * target.frequency
 

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from gtco.tensor.emit.emitter import Array, Emitter, Expr
+from gtco.tensor.emit.emitter import Array, Emitter, Expr, lanes_of
 from gtco.tensor.emit.vector_math import from_bits
 from gtco.tensor.intrinsics.table import MicroKernel
 
@@ -35,7 +35,24 @@ define internal {words} @{DOT_BYTES}({words} %c, {words} %a, {words} %b) alwaysi
 """
 
 
+def _neon(function: str, intrinsic: str, sums: str, values: str) -> str:
+    """A function of an instruction of AArch64 that multiplies vectors of small numbers."""
+    return f"""\
+declare {sums} @llvm.aarch64.neon.{intrinsic}({sums}, {values}, {values})
+define internal {sums} @{function}({sums} %c, <4 x i32> %a, <4 x i32> %b) alwaysinline {{
+  %x = bitcast <4 x i32> %a to {values}
+  %y = bitcast <4 x i32> %b to {values}
+  %sum = call {sums} @llvm.aarch64.neon.{intrinsic}({sums} %c, {values} %x, {values} %y)
+  ret {sums} %sum
+}}
+"""
+
+
 SOURCES = {
+    "bfdot": _neon(DOT, "bfdot.v4f32.v8bf16", "<4 x float>", "<8 x bfloat>"),
+    "bfmmla": _neon(DOT, "bfmmla", "<4 x float>", "<8 x bfloat>"),
+    "sdot": _neon(DOT_BYTES, "sdot.v4i32.v16i8", "<4 x i32>", "<16 x i8>"),
+    "smmla": _neon(DOT_BYTES, "smmla.v4i32.v16i8", "<4 x i32>", "<16 x i8>"),
     "vnni": _dot_bytes(16),
     "vnni256": _dot_bytes(8),
     "bf16": f"""\
@@ -57,7 +74,8 @@ class Operand:
     all in elements of the buffer.
 
     Element k of row i of A lies at ``offset + i * stride + along(k)``; ``along`` is k itself if it
-    is not given (a convolution's window is several runs). B of iteration n lies at ``offset + n *
+    is not given (a convolution's window is several runs). ``dense``: within a run, neighbours of k
+    are neighbours in the buffer. B of iteration n lies at ``offset + n *
     stride``, with its vectors ``vector`` apart, or side by side. Neighbours of k that are read as
     one lie in a buffer of their elements, or (only pairs of B) in one of int32.
     """
@@ -67,6 +85,7 @@ class Operand:
     stride: Expr
     along: Callable[[Expr], Expr] = lambda k: k
     vector: Expr | None = None
+    dense: bool = True
 
     @staticmethod
     def of(array: Array, index: Sequence[Expr], vector: Expr | None = None) -> Operand:
@@ -104,40 +123,116 @@ def fma_tile(
       deeper loop for more used; it would put the sums of a shallower one into memory, to keep the
       constants of another loop in registers.
     """
-    lanes, width = tile.lanes, tile.kind.step
-    acc = em.registers(tile.rows * tile.columns, tile.kind.accumulator)
-    zero = tirx.const(0, tile.kind.accumulator)
-    cells = [
-        (i, j * lanes, (i * tile.vectors + j) * lanes)
-        for i in range(tile.rows)
-        for j in range(tile.vectors)
-    ]
-
-    def clear() -> None:
-        for _, _, at in cells:
-            em.store_vector(acc, [at], em.splat(zero))
-
-    def resume() -> None:
-        assert load is not None
-        for i, j, at in cells:
-            em.store_vector(acc, [at], load(i, j))
-
+    width = tile.kind.step
+    acc = em.registers(tile.covered(tile.rows) * tile.columns, tile.kind.accumulator)
+    sums = _Blocks(em, tile, acc) if tile.kind.height > 1 else _Rows(em, tile, acc)
     if load is None:
-        clear()
+        sums.clear()
     else:
-        em.branch(first, clear, resume)
-    steps = em.index((depth + (width - 1)) // width)
-    with (
-        _helpers(tile),
-        em.loop(passes, "part"),
-        em.loop(runs, "run") as run,
-        _iterations(em, steps, block) as position,
-    ):
-        k = em.index(run * depth + position * width)
-        step(k)
-        _STEPS[tile.kind.name](_Step(em, tile, acc, a, b, k, em.index(run * steps + position)))
-    for i, j, at in cells:
-        store(i, j, em.load_vector(acc, [at]))
+        em.branch(first, sums.clear, lambda: sums.resume(load))
+    together = tile.lanes if tile.by_element and a.dense else 1
+    emit = _STEPS[tile.kind.name]
+    with _helpers(tile), em.loop(passes, "part"), em.loop(runs, "run") as run:
+        steps = em.index((depth + (width - 1)) // width)
+
+        def iteration(position: Expr) -> _Step:
+            k = em.index(run * depth + position * width)
+            step(k)
+            return _Step(em, tile, acc, a, b, k, em.index(run * steps + position))
+
+        if together == 1:
+            with _iterations(em, steps, block) as position:
+                emit(iteration(position))
+        else:
+            whole = em.index(steps // together * together)
+            if not _none(whole):
+                with _iterations(em, em.index(steps // together), block) as position:
+                    first_of = em.index(position * together)
+                    _by_element([iteration(em.index(first_of + n)) for n in range(together)])
+            if not _none(rest := em.index(steps - whole)):
+                with em.loop(rest, "rest") as position:
+                    emit(iteration(em.index(whole + position)))
+    sums.finish(store)
+
+
+def _none(count: Expr) -> bool:
+    """True if a number of iterations is known to be 0."""
+    return isinstance(count, int) and count == 0
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Sums in registers: a vector of neighbouring columns of a row in each."""
+
+    em: Emitter
+    tile: MicroKernel
+    acc: Array
+
+    def cells(self) -> Iterator[tuple[int, int, int]]:
+        """Row, first column and place of each vector."""
+        lanes, vectors = self.tile.lanes, self.tile.vectors
+        for i in range(self.tile.rows):
+            for j in range(vectors):
+                yield i, j * lanes, (i * vectors + j) * lanes
+
+    def clear(self) -> None:
+        zero = self.em.splat(tirx.const(0, self.tile.kind.accumulator))
+        for _, _, at in self.cells():
+            self.em.store_vector(self.acc, [at], zero)
+
+    def resume(self, load: Callable[[int, int], Expr]) -> None:
+        for i, j, at in self.cells():
+            self.em.store_vector(self.acc, [at], load(i, j))
+
+    def finish(self, store: Callable[[int, int, Expr], None]) -> None:
+        for i, j, at in self.cells():
+            store(i, j, self.em.load_vector(self.acc, [at]))
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Sums in registers: a block of two rows and two columns in each. If the number of rows is odd,
+    the last blocks have a row more, which is not stored.
+    """
+
+    em: Emitter
+    tile: MicroKernel
+    acc: Array
+
+    def pairs(self) -> Iterator[tuple[int, int, int]]:
+        """The first row and column of two blocks side by side, and their place."""
+        tile = self.tile
+        for i in range(0, tile.rows, 2):
+            for j in range(tile.vectors):
+                yield i, j * tile.lanes, (i // 2 * tile.vectors + j) * 2 * tile.lanes
+
+    def clear(self) -> None:
+        zero, lanes = self.em.splat(tirx.const(0, self.tile.kind.accumulator)), self.tile.lanes
+        for _, _, at in self.pairs():
+            for place in (at, at + lanes):
+                self.em.store_vector(self.acc, [place], zero)
+
+    def resume(self, load: Callable[[int, int], Expr]) -> None:
+        for i, j, at in self.pairs():
+            upper = self.em.let(load(i, j), "c")
+            lower = self.em.let(load(i + 1, j), "c") if i + 1 < self.tile.rows else upper
+            self._put(at, upper, lower)
+
+    def finish(self, store: Callable[[int, int, Expr], None]) -> None:
+        for i, j, at in self.pairs():
+            left = self.em.let(self.em.load_vector(self.acc, [at]), "c")
+            right = self.em.let(self.em.load_vector(self.acc, [at + self.tile.lanes]), "c")
+            for row, turned in zip(range(i, self.tile.rows), _turned(left, right), strict=False):
+                store(row, j, turned)
+
+    def _put(self, at: int, upper: Expr, lower: Expr) -> None:
+        for n, block in enumerate(_turned(upper, lower)):
+            self.em.store_vector(self.acc, [at + n * self.tile.lanes], block)
+
+
+def _turned(first: Expr, second: Expr) -> tuple[Expr, Expr]:
+    """Two rows of four columns -> two blocks of 2x2 side by side, and back."""
+    return tirx.Shuffle([first, second], [0, 1, 4, 5]), tirx.Shuffle([first, second], [2, 3, 6, 7])
 
 
 @contextmanager
@@ -213,11 +308,17 @@ class _Step:
         """``fused(sum, a, b)`` for every sum, ``element(i)`` broadcast."""
         em, tile = self.em, self.tile
         for i in range(tile.rows):
-            value = em.let(em.splat(element(i)), "a")
+            value = element(i)
+            value = em.let(value if lanes_of(value) > 1 else em.splat(value), "a")
             for j in range(tile.vectors):
                 at = (i * tile.vectors + j) * tile.lanes
                 total = fused(em.load_vector(self.acc, [at]), value, vectors[j])
                 em.store_vector(self.acc, [at], total)
+
+
+    def vectors(self) -> list[Expr]:
+        """This step of B."""
+        return [self.em.let(self.vector(j), "b") for j in range(self.tile.vectors)]
 
 
 def _product(total: Expr, a: Expr, b: Expr) -> Expr:
@@ -225,8 +326,59 @@ def _product(total: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def _fma(s: _Step) -> None:
-    vectors = [s.em.let(s.vector(j), "b") for j in range(s.tile.vectors)]
-    s.accumulate(vectors, lambda i: s.element(i, s.k), _product)
+    s.accumulate(s.vectors(), lambda i: s.element(i, s.k), _product)
+
+
+def _by_element(steps: Sequence[_Step]) -> None:
+    """As many steps as a vector has lanes, whose elements of a row of A are one vector."""
+    s = steps[0]
+    rows = [
+        s.em.let(s.a.buffer[s.em.ramp(s.place(i, s.k), s.tile.lanes)], "a")
+        for i in range(s.tile.rows)
+    ]
+    for lane, one in enumerate(steps):
+        one.accumulate(
+            one.vectors(),
+            lambda i, lane=lane: tirx.Shuffle([rows[i]], [lane] * s.tile.lanes),  # type: ignore[misc]
+            _product,
+        )
+
+
+def _matrix(function: str) -> Callable[[_Step], None]:
+    """A step of rows whose instruction multiplies two rows by two columns."""
+
+    def half(s: _Step, at: Expr, count: int) -> Expr:
+        """8 bytes of a row of A, as two int32."""
+        return tirx.reinterpret("int32x2", s.a.buffer[s.em.ramp(at, count)])
+
+    def step(s: _Step) -> None:
+        em, tile, many = s.em, s.tile, s.tile.kind.b.step
+        lanes = tile.lanes
+        apart = many * lanes if s.b.vector is None else s.b.vector
+        base = s.b.offset + s.number * s.b.stride
+        columns = [
+            em.let(
+                tirx.reinterpret(
+                    f"int32x{lanes}",
+                    s.b.buffer[em.ramp(base + j * apart + n * 2 * many, 2 * many)],
+                ),
+                "b",
+            )
+            for j in range(tile.vectors)
+            for n in range(2)
+        ]
+        dtype = f"{tile.kind.accumulator}x{lanes}"
+        for i in range(0, tile.rows, 2):
+            places = [s.place(min(row, tile.rows - 1), s.k) for row in (i, i + 1)]
+            halves = [half(s, at, many) for at in places]
+            rows = em.let(tirx.Shuffle(halves, list(range(lanes))), "a")
+            for n, column in enumerate(columns):
+                at = (i // 2 * len(columns) + n) * lanes
+                total = em.load_vector(s.acc, [at])
+                total = tirx.call_pure_extern(dtype, function, total, rows, column)
+                em.store_vector(s.acc, [at], total)
+
+    return step
 
 
 def _dot(function: str) -> Callable[[_Step], None]:
@@ -269,7 +421,12 @@ _STEPS: dict[str, Callable[[_Step], None]] = {
     "fma": _fma,
     "bf16": _dot(DOT),
     "widened": _widened,
+    "bfdot": _dot(DOT),
+    "bfmmla": _matrix(DOT),
+    "sdot": _dot(DOT_BYTES),
+    "smmla": _matrix(DOT_BYTES),
     "half": _half,
+    "fcvtl": _half,
     "vnni": _dot(DOT_BYTES),
     "vnni256": _dot(DOT_BYTES),
 }

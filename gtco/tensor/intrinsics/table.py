@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
+from gtco.machine.isa import NEON_LANES
 from gtco.machine.target import Target
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
@@ -44,11 +45,12 @@ class Kind:
     """The properties that the rows around one instruction share.
 
     - ``operand``: the dtype of B in the graph, and of A too, except for a float32 A beside float16
-      weights, and a uint8 A beside int8 weights;
+      weights, and on x86-64 a uint8 A beside int8 weights;
     - ``a``, ``b``: the layouts in which the row reads them;
     - ``step``: the steps of k of an iteration;
     - ``products``: the multiply-adds of one lane of one instruction (of one of its rows);
     - ``height``: the rows of C that an instruction multiplies at once; it takes as long for fewer;
+    - ``in_tiles``: True if a tile unit multiplies, not the vector registers;
     - ``latency``: in cycles;
     - ``spare``: the registers beside sums and a step of B;
     - ``converts``: the vector instructions that convert a vector of B before it is multiplied, for
@@ -70,11 +72,12 @@ class Kind:
     features: tuple[str, ...] = ()
     lanes: tuple[int, ...] = (8, 16)
     accumulator: str = "float32"
+    in_tiles: bool = False
 
     @property
-    def in_tiles(self) -> bool:
-        """True if a tile unit multiplies, not the vector registers."""
-        return self.height > 1
+    def word(self) -> int:
+        """The bytes of a step of B that lie side by side and are read as one, for one column."""
+        return self.b.step * self.b.nbytes
 
     def admitted(self, target: Target) -> bool:
         return target.lanes in self.lanes and set(self.features) <= set(target.features)
@@ -85,7 +88,7 @@ KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
         # float32 throughout: the plain FMA
-        Kind("fma", "float32", Layout(), Layout()),
+        Kind("fma", "float32", Layout(), Layout(), lanes=(NEON_LANES, 8, 16)),
         # TDPBF16PS: a tile of 16 rows adds the products of 16 pairs
         Kind(
             "tiles",
@@ -95,6 +98,7 @@ KINDS: Mapping[str, Kind] = {
             step=32,
             products=32,
             height=16,
+            in_tiles=True,
             latency=52,
             spare=0,
             features=("amx-tile", "amx-bf16"),
@@ -112,6 +116,31 @@ KINDS: Mapping[str, Kind] = {
             features=("avx512bf16",),
             lanes=(16,),
         ),
+        # BFMMLA: adds the products of two rows and two columns, four steps of k at once
+        Kind(
+            "bfmmla",
+            "bfloat16",
+            Layout("bfloat16", 4),
+            Layout("bfloat16", 4),
+            step=4,
+            products=4,
+            height=2,
+            latency=5,
+            features=("bf16",),
+            lanes=(NEON_LANES,),
+        ),
+        # BFDOT: as VDPBF16PS
+        Kind(
+            "bfdot",
+            "bfloat16",
+            Layout("bfloat16", 2),
+            Layout("bfloat16", 2),
+            step=2,
+            products=2,
+            latency=4,
+            features=("bf16",),
+            lanes=(NEON_LANES,),
+        ),
         # bfloat16 in memory: a shift and a mask split a pair of B into two float32, and A is
         # widened while it is packed; the plain FMA multiplies
         Kind(
@@ -122,15 +151,24 @@ KINDS: Mapping[str, Kind] = {
             step=2,
             spare=2,
             converts=1,
+            lanes=(NEON_LANES, 8, 16),
         ),
-        # float16 in memory: VCVTPH2PS widens a vector of B while it is loaded
-        Kind(
-            "half",
-            "float16",
-            Layout("float32"),
-            Layout("float16"),
-            converts=2,
-            features=("f16c",),
+        # float16 in memory: VCVTPH2PS widens a vector of B while it is loaded, or FCVTL, which
+        # every AArch64 CPU has
+        *(
+            Kind(
+                name,
+                "float16",
+                Layout("float32"),
+                Layout("float16"),
+                converts=2,
+                features=features,
+                lanes=lanes,
+            )
+            for name, features, lanes in (
+                ("half", ("f16c",), (8, 16)),
+                ("fcvtl", (), (NEON_LANES,)),
+            )
         ),
         # VPDPBUSD: each lane adds the products of four uint8 of A and four int8 of B, exactly, in
         # vectors of 512 bits and of 256
@@ -148,6 +186,33 @@ KINDS: Mapping[str, Kind] = {
                 accumulator="int32",
             )
             for name, feature, lanes in (("vnni", "avx512vnni", 16), ("vnni256", "avxvnni", 8))
+        ),
+        # SMMLA: adds the products of two rows and two columns, eight steps of k at once
+        Kind(
+            "smmla",
+            "int8",
+            Layout("int8", 8),
+            Layout("int8", 8),
+            step=8,
+            products=8,
+            height=2,
+            latency=3,
+            features=("i8mm",),
+            lanes=(NEON_LANES,),
+            accumulator="int32",
+        ),
+        # SDOT: each lane adds the products of four int8 of A and of B
+        Kind(
+            "sdot",
+            "int8",
+            Layout("int8", 4),
+            Layout("int8", 4),
+            step=4,
+            products=4,
+            latency=3,
+            features=("dotprod",),
+            lanes=(NEON_LANES,),
+            accumulator="int32",
         ),
     )
 }
@@ -202,7 +267,31 @@ class MicroKernel:
         if self.kind.in_tiles:
             blocks = self.covered(self.rows) // self.kind.height
             return blocks * self.vectors + blocks + self.vectors
-        return self.rows * self.vectors + self.vectors + self.kind.spare
+        return self.covered(self.rows) * self.vectors + self.beside
+
+    @property
+    def beside(self) -> int:
+        """The vector registers that it holds beside its sums: those of a step of B, and of A or of
+        constants. A row of 2x2 blocks holds two columns of B or two rows of A in a register.
+        """
+        if self.kind.height > 1:
+            return 2 * self.vectors + ceil(self.rows / self.kind.height)
+        return self.vectors + (self.rows if self.by_element else self.kind.spare)
+
+    @property
+    def by_element(self) -> bool:
+        """True if the instruction multiplies by an element of a vector, as NEON's FMLA does. So
+        several steps of k of each row of A are one register.
+        """
+        return self.lanes == NEON_LANES and self.kind.name == "fma"
+
+    @property
+    def loads(self) -> float:
+        """The loads of an iteration: of A, which are broadcast or lie in a vector, and of B."""
+        a = self.kind.step / self.kind.a.step * self.rows
+        if self.by_element:
+            a /= self.lanes
+        return a + self.vectors * max(1, self.kind.word // 4)
 
     @staticmethod
     @lru_cache(maxsize=1024)
@@ -214,7 +303,7 @@ class MicroKernel:
 
     def work(self, rows: float, depth: float) -> float:
         """Vector operations, as the level-0 table counts them, for ``rows`` rows by ``depth`` steps
-        of k. In the tile unit ``rows`` are those that instructions cover.
+        of k. For rows of several at once, ``rows`` are those that instructions cover.
         """
         return rows * self.vectors * self.steps(depth) / self.kind.products
 
@@ -257,12 +346,24 @@ def micro_kernels(target: Target, operand: str = "float32") -> tuple[MicroKernel
     )
 
 
+def packable(rows: Sequence[MicroKernel]) -> tuple[MicroKernel, ...]:
+    """Those of the rows whose B can be packed while a model runs: steps of k that are read as one
+    are at most an int32.
+    """
+    return tuple(tile for tile in rows if tile.kind.word <= 4)
+
+
 def _heights(target: Target, kind: Kind, vectors: int) -> Sequence[int]:
     """The numbers of rows of a kind's micro-kernels with so many vectors, most first."""
     if kind.in_tiles:
         return (2 * kind.height, kind.height) if vectors <= 2 else ()
-    tallest = (target.registers - kind.spare - vectors) // vectors
-    return range(min(tallest, TALLEST), 0, -1)
+    fitting = (
+        rows
+        for rows in range(TALLEST, 0, -1)
+        if MicroKernel(rows, vectors, target.lanes, kind).registers <= target.registers
+    )
+    most = next(fitting, 0)
+    return range(most - most % kind.height, 0, -kind.height)
 
 
 def timed_micro_kernels(target: Target) -> tuple[MicroKernel, ...]:

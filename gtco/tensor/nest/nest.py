@@ -88,6 +88,8 @@ class Nest:
             return f"A of {self.a.dtype} and k={k} must be packed for {self.row.name}"
         if self.b.how == "direct" and (kind.b.step > 1 or n % self.row.columns):
             return f"B with {n} columns must be packed for {self.row.name}"
+        if self.b.how == "packed" and kind.word > 4:
+            return f"{self.row.name} needs a constant B"
         return ""
 
     @cached_property
@@ -95,7 +97,7 @@ class Nest:
         """The tasks, their row blocks and their panels."""
         batch, m, n, _ = self.extents
         row = self.row
-        return cut(batch, m, n, row.rows, row.columns, *self.chunks, row.kind.in_tiles)
+        return cut(batch, m, n, row.rows, row.columns, *self.chunks, row.kind.height > 1)
 
     @property
     def constant_b(self) -> bool:
@@ -164,5 +166,5 @@ def packed_steps(kc: int, kind: Kind) -> tuple[int, str]:
     layout = kind.b
     if layout.step == 1:
         return kc, layout.dtype
-    assert layout.step * layout.nbytes == 4
+    assert kind.word == 4
     return ceil(kc / kind.step) * kind.step // layout.step, "int32"

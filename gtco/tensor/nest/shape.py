@@ -96,7 +96,7 @@ class TaskShape:
 
 def task_shape(view: Contraction, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
     chunks = chunks_m, chunks_n
-    return cut(view.batch, view.m, view.n, tile.rows, tile.columns, *chunks, tile.kind.in_tiles)
+    return cut(view.batch, view.m, view.n, tile.rows, tile.columns, *chunks, tile.kind.height > 1)
 
 
 @lru_cache(maxsize=4096)  # a ranking needs each cut many times
@@ -111,8 +111,8 @@ def cut(
     full: bool = False,
 ) -> TaskShape:
     """The cut into blocks of at most ``rows`` by ``columns``. Blocks of rows have two neighbouring
-    heights, or, if ``full``, all but the last have ``rows``: in the tile unit a lower block takes
-    as long.
+    heights, or, if ``full``, all but the last have ``rows``: where instructions multiply several
+    rows at once, a lower block may take as long.
     """
     blocks, more = ceil(m / rows), 1
     height, taller = divmod(m, blocks)

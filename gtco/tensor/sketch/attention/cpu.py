@@ -28,7 +28,7 @@ from gtco.machine.target import Target
 from gtco.tensor.analysis.chains import ancestors, anchor, epilogue, prologue_readable
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit.vector_math import AVX512_LANES
-from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
+from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels, packable
 from gtco.tensor.intrinsics.tiles import CONFIGURING
 from gtco.tensor.nest.shape import TaskShape
 from gtco.tensor.sketch.attention.facts import AttentionFacts
@@ -82,7 +82,7 @@ class Attention(AttentionFacts):
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         _, m, _, _, e = self.extents
         if "tile" not in chosen:
-            rows = tile_options(micro_kernels(self.target, self.operand), m, e)
+            rows = tile_options(packable(micro_kernels(self.target, self.operand)), m, e)
             return tile_decision(rows, rows=m)
         if "chunks_m" not in chosen:
             blocks = ceil(m / MicroKernel.parse(str(chosen["tile"]), 1).rows)

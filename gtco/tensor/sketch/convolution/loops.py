@@ -172,7 +172,7 @@ class ConvolutionLoops:
                 return self.place(run * dh, 0, step)
             return self.place(run // kw * dh, run % kw * dw, step)
 
-        return Operand(self.image.buffer, base, sw * halo.pixel, along)
+        return Operand(self.image.buffer, base, sw * halo.pixel, along, dense=halo.step == 1)
 
     # tiles ----------------------------------------------------------------------------------------
     def tile_program(

@@ -45,7 +45,7 @@ from gtco.tensor.analysis.placement import (
     run_breaks,
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
-from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
+from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels, packable
 from gtco.tensor.intrinsics.tiles import CONFIGURING
 from gtco.tensor.nest.nest import Nest
 from gtco.tensor.nest.shape import task_shape
@@ -143,7 +143,7 @@ class Gemm(GemmFacts):
         rows = micro_kernels(self.target, self.operand)
         if self.operand == "float16" and self.constant_b:
             rows += micro_kernels(self.target)  # on panels that are widened
-        return tile_options(rows, self.view.m, self.view.n)
+        return tile_options(rows if self.constant_b else packable(rows), self.view.m, self.view.n)
 
     @cached_property
     def depth_options(self) -> tuple[int, ...]:
