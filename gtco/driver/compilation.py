@@ -20,6 +20,7 @@ from gtco.driver.shared import Shared
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact, build_artifact
+from gtco.runtime.emulated import EmulatedModel
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
 from gtco.runtime.module import load
 from gtco.runtime.plan import Step
@@ -429,12 +430,25 @@ class Compilation:
         from gtco.verification import verify
 
         with self.phase("verify") as say:
-            with load(library, threads=self.options.threads, dims=sizes) as compiled:
+            with self.opened_library(library, sizes) as compiled:
                 self.report.verification = found = verify(
                     compiled, self.model, example_inputs=self.example_inputs, check=False
                 )
             found.check()
             say(str(found).splitlines()[0])
+
+
+    def opened_library(self, library: Path, sizes: Mapping[str, int] | None) -> Any:
+        """The library, to be run: here, or in an emulator if it is for another kind of CPU."""
+        if self.backend.isa.here:
+            return load(library, threads=self.options.threads, dims=sizes)
+        note = (
+            f"verified by {self.backend.isa.emulator} on this machine: the results are those of "
+            "the instructions, and nothing is said about speed"
+        )
+        if note not in self.report.notes:
+            self.report.notes.append(note)
+        return EmulatedModel(library, self.options.threads, dims=sizes)
 
 
 def identifier(stem: str) -> str:

@@ -117,8 +117,10 @@ def infer_type(
 def _product(dtype: str, b: str, declared: TensorType | None) -> str:
     """The dtype of a contraction's output, by the dtypes of its operands. Float16 operands give
     float16, as in float16 models, unless float32 is declared, as the precision pass does. uint8 by
-    int8 gives int32.
+    int8 gives int32, and int8 by int8 if int32 is declared.
     """
+    if dtype == b == "int8" and declared is not None and declared.dtype == "int32":
+        return "int32"
     if (dtype, b) == ("uint8", "int8"):
         return "int32"
     if dtype == "float16" and declared is not None and declared.dtype == "float32":

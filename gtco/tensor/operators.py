@@ -25,7 +25,7 @@ ELEMENTWISE, INJECTIVE, REDUCTION, COMPLEX, OPAQUE = (
 # With bfloat16 operands (the first two; for attention, three) these give float32: sums are float32,
 # and only the code that stores the result can know that it may be rounded again. With float16
 # operands they give float32 if their type says so, else float16. matmul and conv2d of uint8 by int8
-# give exact int32 sums.
+# give exact int32 sums, and so do those of int8 by int8 if their type says so.
 CONTRACTIONS = frozenset(["matmul", "conv2d", "conv_transpose2d", "attention"])
 
 # Operators that may take integers as indices. All others compute with the integers that they take.

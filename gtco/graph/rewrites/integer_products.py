@@ -7,8 +7,8 @@ before: y = matmul(cast(q) {int32} - z, w {int32}) {int32}
 after:  p = matmul(q {uint8}, w {int8}) {int32}; y = p - z * c
 
 q has one scale and one zero point, which may be computed. w has constant ones, of the tensor or of
-each column. An int8 q is shifted: q + 128 beside z + 128, so that kernels multiply only uint8 by
-int8. w is what remains after its zero point is subtracted. If int8 does not hold that, the product
+each column. Kernels multiply only uint8 by int8 on x86-64, and only int8 by int8 on AArch64: a q
+of the other kind is shifted, such as an int8 q to q + 128 beside z + 128. w is what remains after its zero point is subtracted. If int8 does not hold that, the product
 stays. Convolutions are rewritten in the same way. A padded one is padded with the zero point.
 
 The sums are exact in int32, where the product before rounds each of its terms to float32. So this
@@ -18,6 +18,7 @@ must run before ``fold_constants`` multiplies the weights by their scale.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy
 
@@ -30,7 +31,7 @@ from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType
 
 _BYTES = ("int8", "uint8")
-_SHIFT = 128  # from int8 to uint8
+_SHIFT = 128  # from int8 to uint8; back it is -128
 # The largest magnitudes of q and of the shifted z, times that of w: a sum over k must be an int32.
 _LARGEST = (255 + 255 + _SHIFT) * 128
 
@@ -59,10 +60,11 @@ def integer_products(graph: Graph, machine: Machine) -> Graph:
     """Rewrites the products, if the machine has micro-kernels for them."""
     if not isinstance(machine, Target) or not kinds(machine, "int8"):
         return graph
-    return apply_rule(graph, ("matmul", "conv2d"), _rule)
+    wanted = kinds(machine, "int8")[0].a.dtype
+    return apply_rule(graph, ("matmul", "conv2d"), partial(_rule, wanted))
 
 
-def _rule(graph: Graph, op: Operator) -> str | None:
+def _rule(wanted: str, graph: Graph, op: Operator) -> str | None:
     if op.type.dtype not in ("float32", "int32"):
         return None
     if narrow_groups(op, graph.types[op.inputs[1]].shape):
@@ -78,7 +80,7 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     scale = None if b.scale is None else _by_column(b.scale, inner)
     if b.scale is not None and scale is None:
         return None
-    return _integer(graph, op, a, w, inner, scale)
+    return _integer(graph, op, a, w, inner, scale, wanted)
 
 
 def _outer(w: numpy.ndarray, inner: tuple[int, ...]) -> int:
@@ -93,9 +95,10 @@ def _integer(
     w: numpy.ndarray,
     inner: tuple[int, ...],
     scale: numpy.ndarray | None,
+    wanted: str,
 ) -> str | None:
-    """The product of integers that replaces ``op``; None if it would be padded with a zero point
-    that is not constant.
+    """The product of integers that replaces ``op``, by a q of dtype ``wanted``; None if it would be
+    padded with a zero point that is not constant.
     """
     attrs = dict(op.attrs)
     padded = op.kind == "conv2d" and any(op["padding"])
@@ -103,10 +106,11 @@ def _integer(
     if padded and value is None:
         return None
     q, zero, value = _moved(graph, a), a.zero, value
-    if graph.types[q].dtype == "int8":
-        q = _shifted(graph, q)
-        value = None if value is None else value + _SHIFT
-        zero = None if value is not None else _sum(graph, a.zero, _SHIFT)
+    if graph.types[q].dtype != wanted:
+        shift = _SHIFT if wanted == "uint8" else -_SHIFT
+        q = _shifted(graph, q, wanted, shift)
+        value = None if value is None else value + shift
+        zero = None if value is not None else _sum(graph, a.zero, shift)
     if padded:
         assert value is not None
         q = _padded(graph, op, q, value)
@@ -204,11 +208,11 @@ def _moved(graph: Graph, a: _Quantized) -> str:
     return q
 
 
-def _shifted(graph: Graph, q: str) -> str:
-    """q + 128 as uint8."""
+def _shifted(graph: Graph, q: str, wanted: str, shift: int) -> str:
+    """q + ``shift`` as the other of int8 and uint8."""
     shape, name = graph.types[q].shape, getattr(graph.producer(q), "name", "")
     wide = graph.add("cast", (q,), TensorType(shape, "int32"), name=name)
-    return graph.add("cast", (_sum(graph, wide, _SHIFT),), TensorType(shape, "uint8"), name=name)
+    return graph.add("cast", (_sum(graph, wide, shift),), TensorType(shape, wanted), name=name)
 
 
 def _sum(graph: Graph, tensor: str | None, more: int) -> str:
@@ -223,7 +227,7 @@ def _padded(graph: Graph, op: Operator, q: str, zero: int) -> str:
     before, after = [0] * 4, [0] * 4
     before[first : first + 2], after[first : first + 2] = (top, left), (bottom, right)
     made = tuple(int(d) + b + a for d, b, a in zip(shape, before, after, strict=True))
-    kind = TensorType(made, "uint8")
+    kind = TensorType(made, graph.types[q].dtype)
     return graph.add("pad", (q,), kind, name=op.name, before=before, after=after, value=zero)
 
 

@@ -17,6 +17,8 @@ from gtco.tensor.intrinsics.table import MicroKernel
 # TVM's LLVM code generator takes no bfloat16 vectors, so pairs are passed as int32. Groups of four
 # bytes are too, because those of A are broadcast as one number.
 DOT, DOT_BYTES = "gtco_dpbf16ps", "gtco_dpbusd"
+# Those of AArch64. Kernels that are compiled together share a function of one name.
+BFDOT, BFMMLA, SDOT, SMMLA = "gtco_bfdot", "gtco_bfmmla", "gtco_sdot", "gtco_smmla"
 
 
 def _dot_bytes(lanes: int) -> str:
@@ -49,10 +51,10 @@ define internal {sums} @{function}({sums} %c, <4 x i32> %a, <4 x i32> %b) always
 
 
 SOURCES = {
-    "bfdot": _neon(DOT, "bfdot.v4f32.v8bf16", "<4 x float>", "<8 x bfloat>"),
-    "bfmmla": _neon(DOT, "bfmmla", "<4 x float>", "<8 x bfloat>"),
-    "sdot": _neon(DOT_BYTES, "sdot.v4i32.v16i8", "<4 x i32>", "<16 x i8>"),
-    "smmla": _neon(DOT_BYTES, "smmla.v4i32.v16i8", "<4 x i32>", "<16 x i8>"),
+    "bfdot": _neon(BFDOT, "bfdot.v4f32.v8bf16", "<4 x float>", "<8 x bfloat>"),
+    "bfmmla": _neon(BFMMLA, "bfmmla", "<4 x float>", "<8 x bfloat>"),
+    "sdot": _neon(SDOT, "sdot.v4i32.v16i8", "<4 x i32>", "<16 x i8>"),
+    "smmla": _neon(SMMLA, "smmla.v4i32.v16i8", "<4 x i32>", "<16 x i8>"),
     "vnni": _dot_bytes(16),
     "vnni256": _dot_bytes(8),
     "bf16": f"""\
@@ -421,10 +423,10 @@ _STEPS: dict[str, Callable[[_Step], None]] = {
     "fma": _fma,
     "bf16": _dot(DOT),
     "widened": _widened,
-    "bfdot": _dot(DOT),
-    "bfmmla": _matrix(DOT),
-    "sdot": _dot(DOT_BYTES),
-    "smmla": _matrix(DOT_BYTES),
+    "bfdot": _dot(BFDOT),
+    "bfmmla": _matrix(BFMMLA),
+    "sdot": _dot(SDOT),
+    "smmla": _matrix(SMMLA),
     "half": _half,
     "fcvtl": _half,
     "vnni": _dot(DOT_BYTES),

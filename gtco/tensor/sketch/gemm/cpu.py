@@ -81,6 +81,8 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     operand = operand_dtype(stage, op) if op else ""
     if op is None or op.type.dtype != SUMS.get(operand) or not kinds(target, operand):
         return None
+    if operand == "int8" and kinds(target, operand)[0].a.dtype != stage.types[op.inputs[0]].dtype:
+        return None  # the rows of a target multiply either uint8 or int8 by int8
     view = contraction(stage, op)
     if view is None:
         return None

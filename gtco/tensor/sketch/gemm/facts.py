@@ -30,12 +30,12 @@ from gtco.tensor.stage import Operator, Stage
 
 def operand_dtype(stage: Stage, op: Operator) -> str:
     """The dtype of both operands, or that of constant weights beside another A: float16 beside
-    float32, int8 beside uint8. Empty if they are a pair that no row multiplies.
+    float32, int8 beside uint8 or int8. Empty if they are a pair that no row multiplies.
     """
     a, b = (stage.types[x].dtype for x in op.inputs[:2])
-    if (a, b) in (("float32", "float16"), ("uint8", "int8")):
+    if (a, b) in (("float32", "float16"), ("uint8", "int8"), ("int8", "int8")):
         return b if op.inputs[1] in stage.constants else ""
-    return b if a == b != "int8" else ""
+    return b if a == b else ""
 
 
 @dataclass(frozen=True)
