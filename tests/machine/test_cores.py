@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gtco.machine import cores
-from gtco.machine.cores import allowed_cores, cpu_quota
+from gtco.machine.cores import allowed_cores, cpu_quota, fast_cpus
 from gtco.runtime.table import CSRC
 from gtco.support.options import c_compiler
 
@@ -25,6 +25,21 @@ int main(int count, char** roots) {
     int quota = gtco_cgroup_quota(roots[i]);
     printf("%d\\n", quota == INT_MAX ? 0 : quota);
   }
+  return 0;
+}
+"""
+
+FAST = """
+#define _GNU_SOURCE
+#include <stdio.h>
+#include "cpu_count.h"
+int main(int count, char** roots) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu = 0; cpu < 4; ++cpu) CPU_SET(cpu, &set);
+  printf("%d", count == 2 ? gtco_keep_fast_cpus(roots[1], CPU_SETSIZE, &set) : -1);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &set)) printf(" %d", cpu);
   return 0;
 }
 """
@@ -139,6 +154,34 @@ def counted(roots: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     command = [str(folder / "main"), *map(str, roots.values())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [int(line) for line in done.stdout.split()]
+
+
+CAPACITIES: list[tuple[dict[int, str], set[int]]] = [
+    ({}, {0, 1, 2, 3}),
+    ({0: "446", 1: "446", 2: "1024", 3: "1024"}, {2, 3}),
+    ({0: "1024", 1: "900", 2: "325", 3: "768"}, {0, 1, 3}),
+    ({n: "1024" for n in range(4)}, {0, 1, 2, 3}),
+    ({0: "x", 1: "1024"}, {1}),
+]
+
+
+@pytest.mark.parametrize(("capacities", "wanted"), CAPACITIES)
+def test_only_fast_cores_count(
+    capacities: Mapping[int, str], wanted: set[int], tmp_path: Path
+) -> None:
+    """The C runtime and Python leave the same little cores out."""
+    for cpu, text in capacities.items():
+        place = tmp_path / f"sys/devices/system/cpu/cpu{cpu}"
+        place.mkdir(parents=True)
+        (place / "cpu_capacity").write_text(text)
+    assert fast_cpus(range(4), tmp_path) == wanted
+    (tmp_path / "main.c").write_text(FAST)
+    sources = [str(tmp_path / "main.c"), str(CSRC / "cpu_count.c")]
+    flags = ["-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
+    subprocess.run([c_compiler(), *flags, *sources, "-o", str(tmp_path / "main")], check=True)
+    done = subprocess.run([tmp_path / "main", tmp_path], capture_output=True, text=True, check=True)
+    left, *cpus = map(int, done.stdout.split())
+    assert set(cpus) == wanted and left == (len(wanted) if len(wanted) < 4 else 0)
 
 
 @pytest.mark.parametrize("name", CASES)

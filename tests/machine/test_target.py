@@ -11,7 +11,9 @@ import pytest
 
 from gtco.machine import target as module
 from gtco.machine.cores import allowed_cores
-from gtco.machine.target import NEAREST, OLDER, TARGETS, V4, cache_bytes, detect, target
+from gtco.machine.aarch64 import ARM_NEAREST
+from gtco.machine.isa import AARCH64
+from gtco.machine.target import ARM_TARGETS, NEAREST, OLDER, TARGETS, V4, cache_bytes, detect, target
 from gtco.runtime.table import normalize_features
 from gtco.support.errors import OptionError
 
@@ -33,6 +35,59 @@ def test_row(name: str) -> None:
     assert capacities == sorted(capacities) and latencies == sorted(latencies)
     assert bandwidths == sorted(bandwidths, reverse=True)
     assert row.level("L2") is row.memory[1]
+
+
+@pytest.mark.parametrize("name", ARM_TARGETS)
+def test_row_of_aarch64(name: str) -> None:
+    row = target(name)
+    assert row.name == name and row.isa is AARCH64 and not (row.here and AARCH64.uname == "x86_64")
+    assert module.Target.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert (row.lanes, row.registers) == (4, 32)
+    assert normalize_features(row.features, AARCH64) == tuple(sorted(row.features))
+    assert [level.name for level in row.memory] == ["L1", "L2", "L3", "DRAM"]
+    capacities = [level.capacity for level in row.memory]
+    assert capacities == sorted(capacities)
+
+
+def cpuinfo(*blocks: dict[str, str]) -> str:
+    """/proc/cpuinfo of a machine with these CPUs."""
+    found = ({"processor": str(n), **block} for n, block in enumerate(blocks))
+    return "\n".join("".join(f"{k}\t: {v}\n" for k, v in block.items()) for block in found)
+
+
+LITTLE = {"Features": "fp asimd", "CPU implementer": "0x41", "CPU part": "0xd05"}
+BIG = {
+    "Features": "fp asimd aes asimdhp asimddp",
+    "CPU implementer": "0x41",
+    "CPU part": "0xd0b",
+}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "fastest", "mcpu", "features"),
+    [
+        ((LITTLE, BIG), 1, "cortex-a76", ("dotprod",)),
+        ((LITTLE, LITTLE), 0, "generic", ()),
+        (({**BIG, "CPU part": "0xd40", "Features": "asimd asimddp bf16 i8mm"},), 0, "neoverse-v1",
+         ("dotprod", "bf16", "i8mm")),
+        (({**BIG, "CPU part": "0xfff"},), 0, "generic", ("dotprod",)),
+    ],
+)  # fmt: skip
+def test_machines_of_aarch64(
+    blocks: tuple[dict[str, str], ...],
+    fastest: int,
+    mcpu: str,
+    features: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """With several kinds of CPUs, the fastest one counts."""
+    text = cpuinfo(*blocks)
+    monkeypatch.setattr(module, "host", lambda: AARCH64)
+    monkeypatch.setattr(module, "fastest_cpu", lambda *_: fastest)
+    monkeypatch.setattr(module.Path, "read_text", lambda self, *_: text)
+    machine = detect()
+    assert (machine.mcpu, machine.features, machine.isa) == (mcpu, features, AARCH64)
 
 
 # The kernel's names in /proc/cpuinfo, if they differ from LLVM's.
@@ -124,7 +179,9 @@ def test_a_cpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
         ("sapphire-rapids", "did you mean sapphirerapids"),
         ("sm_80", "write --target cuda:sm_80"),
         ("h100", "write --target cuda:h100"),
-        ("apple-m1", "unknown target 'apple-m1'. Known: native"),
+        ("apple-m1", "take --target apple-m1-linux"),
+        ("cortex-a72", "take --target aarch64"),
+        ("i486", "unknown target 'i486'. Known: native"),
     ],
 )
 def test_an_unknown_target_has_a_true_answer(name, said):
@@ -144,6 +201,12 @@ def test_a_nearest_row_asks_for_nothing_that_the_cpu_lacks():
         built = tvm.target.Target({"kind": "llvm", "mcpu": name, "mtriple": "x86_64-linux-gnu"})
         has = set(features(built))
         assert set(TARGETS[row].features) & llvm <= has, (name, set(TARGETS[row].features) - has)
+    for row, names in ARM_NEAREST.items():
+        for name in names.split():
+            # some are names of products, which LLVM does not know
+            built = tvm.target.Target({"kind": "llvm", "mcpu": name, "mtriple": AARCH64.triple})
+            if len(has := set(features(built))) > 10:
+                assert set(ARM_TARGETS[row].features) <= has, (name, row)
     for name in OLDER:
         built = tvm.target.Target({"kind": "llvm", "mcpu": name, "mtriple": "x86_64-linux-gnu"})
         assert not {"avx2", "fma"} <= set(features(built)), name

@@ -1,0 +1,123 @@
+"""Whole models for AArch64, run by qemu-user and compared with ONNX Runtime; and what gtco says of a
+library that this machine cannot run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import gtco
+from gtco.compiler import compile_to_file
+from gtco.machine.isa import AARCH64
+from gtco.runtime.elf import read_contents
+from gtco.runtime.emulated import EmulatedModel
+from gtco.support.errors import ArtifactError, BuildError, OptionError
+from models.family import FAMILY
+from tests.arm.emulation import tools
+from tests.fuzz.models import convolution
+from tests.quantization.models import block, images, quantized
+
+pytestmark = pytest.mark.skipif(AARCH64.here, reason="this machine needs no emulator")
+
+
+@pytest.fixture(autouse=True)
+def needs_tools() -> None:
+    tools()
+
+
+def answers(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return list(session.run(None, inputs))
+
+
+def test_a_float_model_is_right_on_any_aarch64(tmp_path: Path) -> None:
+    """On a CPU without any extension, and on two threads."""
+    model, path = convolution(), tmp_path / "m.so"
+    report = compile_to_file(model, path, target="aarch64", threads=2, cache=False)
+    assert read_contents(path).isa is AARCH64 and report.predicted_seconds > 0
+    assert "gtco_open" in (tmp_path / "m.h").read_text()
+    x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), np.float32)
+    with EmulatedModel(path, cpu="cortex-a53") as compiled:
+        for scale in (1.0, 100.0):
+            (wanted,) = answers(model, {"x": x * np.float32(scale)})
+            got = compiled.run({"x": x * np.float32(scale)})["y"]
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * abs(wanted).max())
+
+
+def test_an_int8_model_is_right_and_asks_for_its_instructions(tmp_path: Path) -> None:
+    model, x, path = quantized(block(), images()).model, images(1, seed=1), tmp_path / "m.so"
+    compile_to_file(model, path, target="neoverse-v1", shapes={"N": 1}, cache=False)
+    metadata = read_contents(path).metadata
+    assert metadata["cpu_features"] == ["bf16", "dotprod", "i8mm"] and metadata["isa"] == "aarch64"
+    rows = {str(s["schedule"].get("tile", "")).partition(":")[0] for s in metadata["steps"]}
+    assert rows & {"sdot", "smmla"}, rows
+    (wanted,) = answers(model, {"image": x})
+    with EmulatedModel(path) as compiled:
+        got = compiled.run({"image": x})["logits"]
+    np.testing.assert_allclose(got, wanted, atol=0.02 * abs(wanted).max())
+    with pytest.raises(ArtifactError, match="was compiled for .*i8mm.* which this machine.*lacks"):
+        EmulatedModel(path, cpu="cortex-a76")
+
+
+def scaled() -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[64] x) => (float[64] y) '
+        "<float s = {0.5}> { y = Mul(x, s) }"
+    )
+
+
+def test_denormals_are_flushed_and_what_cannot_run_here_says_so(tmp_path: Path) -> None:
+    """As on x86-64, where the mode is that of MXCSR; also verify runs by the emulator."""
+    path = tmp_path / "m.so"
+    report = compile_to_file(scaled(), path, target="cortex-a76", verify=True, cache=False)
+    assert report.verification is not None and report.verification.passed
+    assert any("qemu-aarch64" in note for note in report.notes)
+    x = np.full(64, 1.5 * 2.0**-126, np.float32)
+    with EmulatedModel(path) as compiled:
+        assert (compiled.run({"x": x})["y"] == 0).all()
+    with pytest.raises(ArtifactError, match="is a library for aarch64.*open it where"):
+        gtco.load(path)
+    with pytest.raises(ArtifactError, match="compile_to_file"):
+        gtco.compile_model(scaled(), target="cortex-a76")
+    with pytest.raises(OptionError, match="tune where the library is to run"):
+        compile_to_file(scaled(), path, target="cortex-a76", tune="quick")
+
+
+def test_without_tools_the_package_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "gcc").symlink_to(gtco.support.options.c_compiler())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BuildError, match="apt install gcc-aarch64-linux-gnu"):
+        compile_to_file(scaled(), tmp_path / "m.so", target="cortex-a76", cache=False)
+    monkeypatch.setenv("CC", str(tmp_path / "gcc"))
+    with pytest.raises(BuildError, match="compiles for x86_64"):
+        compile_to_file(scaled(), tmp_path / "m.so", target="cortex-a76", cache=False)
+
+
+@pytest.mark.scheduled
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_model_of_the_family_is_right(name: str, tmp_path: Path) -> None:
+    member, path = FAMILY[name], tmp_path / "m.so"
+    net, inputs = member.create(), member.inputs()
+    compile_to_file(net, path, inputs, target="neoverse-n1", cache=False)
+    wanted = flat(net(*inputs))
+    with EmulatedModel(path) as compiled:
+        values = {s.name: x.numpy() for s, x in zip(compiled.inputs, inputs, strict=True)}
+        got = list(compiled.run(values).values())
+    assert len(got) == len(wanted)
+    for y, z in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(y, z, atol=1e-3 * abs(z).max(), rtol=0)
+
+
+def flat(value: Any) -> list[np.ndarray]:
+    """The tensors of a module's result, in order."""
+    import torch
+
+    return [x.numpy() for x in torch.utils._pytree.tree_leaves(value) if torch.is_tensor(x)]
