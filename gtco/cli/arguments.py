@@ -203,7 +203,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "--target",
         default="native",
         metavar="NAME",
-        help="native (default), x86-64-v3, x86-64-v4, znver4, ...; for GPUs cuda:sm_80, "
+        help="native (default), x86-64-v3, x86-64-v4, znver4, ..., aarch64, cortex-a76, "
+        "neoverse-v1, ...; for GPUs cuda:sm_80, "
         "cuda:sm_80,sm_90a, cuda:h100, ...",
     )
     parser.add_argument(

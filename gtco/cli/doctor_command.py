@@ -17,6 +17,7 @@ from gtco.cli.console import say, show
 from gtco.cli.inspect_command import measured_peak
 from gtco.cli.tables import Table
 from gtco.machine.cores import allowed_cores, cpu_quota
+from gtco.machine.isa import AARCH64, ISAS
 from gtco.machine.target import TILES, Target, cpu_flags, cpu_name, detect
 from gtco.machine.tiles import tiles
 from gtco.runtime.driver import name_of, open_driver
@@ -84,6 +85,7 @@ def main(options: argparse.Namespace) -> int:
     checks = [
         python_check(),
         *machine_checks(options.peak),
+        *cross_checks(),
         *gpu_checks(),
         *package_checks(),
         compiler_check(),
@@ -201,23 +203,52 @@ def _gpu(driver: Any, index: int) -> str:
 
 def bfloat16_products(target: Target) -> str:
     """How products of bfloat16 (``--precision bf16``) are computed here."""
+    from gtco.report.words import INSTRUCTIONS
     from gtco.tensor.intrinsics.table import kinds
 
     best = kinds(target, "bfloat16")[0]
     if best.in_tiles:
         return "multiplied in tiles (TDPBF16PS)"
     if best.products > 1:
-        return "multiplied in pairs (VDPBF16PS)"
+        how = INSTRUCTIONS[best.name].rpartition(" ")[2]
+        count = {2: "in pairs", 4: "four at a time"}[best.products]
+        return f"multiplied {count} ({how})"
     return "widened to fp32, which multiplies: half of the weights' bytes, and no faster arithmetic"
 
 
 def int8_products(target: Target) -> str:
     """How products of quantized tensors are computed here."""
+    from gtco.report.words import INSTRUCTIONS
     from gtco.tensor.intrinsics.table import kinds
 
-    if kinds(target, "int8"):
-        return "multiplied four at a time (VPDPBUSD), added in int32"
-    return "computed in fp32, as there is neither AVX512-VNNI nor AVX-VNNI"
+    for best in kinds(target, "int8"):
+        how = INSTRUCTIONS[best.name].rpartition(" ")[2]
+        count = {4: "four", 8: "eight"}[best.products]
+        return f"multiplied {count} at a time ({how}), added in int32"
+    wanted = "neither AVX512-VNNI nor AVX-VNNI"
+    if target.isa is AARCH64:
+        wanted = "neither dotprod nor i8mm"
+    return f"computed in fp32, as there is {wanted}"
+
+
+def cross_checks() -> list[Check]:
+    """For each other instruction set, whether libraries for it are linked and verified here."""
+    from gtco.runtime.cross import compiler_for, emulator_of
+
+    checks = []
+    for isa in ISAS.values():
+        if isa.here:
+            continue
+        try:
+            compiler = compiler_for(isa)
+        except GtcoError:
+            fix = f"no cross compiler; Debian, Ubuntu: apt install {isa.package}"
+            checks.append(Check(isa.name, fix, state="none"))
+            continue
+        emulator = emulator_of(isa)
+        verified = f"verified by {emulator}" if emulator else f"not verified: no {isa.emulator}"
+        checks.append(Check(isa.name, f"libraries are linked by {compiler}, and {verified}"))
+    return checks
 
 
 def tiles_check() -> Check:

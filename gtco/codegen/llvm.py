@@ -44,12 +44,12 @@ def llvm_target(target: Target) -> Any:
     if isa.triple:
         fields["mtriple"] = isa.triple
     unasked = instruction_sets(tvm.target.Target(fields), isa) - set(target.instruction_sets)
+    width = ["-prefer-256-bit" if target.lanes == 16 else "+prefer-256-bit"]
     fields["mattr"] = [
         *(f"-{name}" for name in sorted(unasked)),
         *(f"+{name}" for name in target.instruction_sets),
+        *(width if isa is X86_64 else ()),
     ]
-    if isa is X86_64:
-        fields["mattr"] += ["-prefer-256-bit" if target.lanes == 16 else "+prefer-256-bit"]
     return tvm.target.Target(fields)
 
 

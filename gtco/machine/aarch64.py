@@ -1,27 +1,26 @@
 """The AArch64 CPUs that gtco has constants of.
 
-The constants come from vendors' documents; none was measured by gtco. The guides give for
-``FMLA (vector)`` of 128 bits a latency of 4 cycles and the number of pipelines that execute it:
+The constants come from vendors' documents; none was measured by gtco. Arm's guides give for FMLA of
+128-bit vectors a latency of 4 cycles and the number of pipelines that execute it. (For the Neoverse
+cores both were read in LLVM's scheduling models, AArch64SchedNeoverse*.td, which are made from the
+guides.)
 
 ================  ==================================================================================
-cortex-a76        Arm Cortex-A76 Software Optimization Guide (PJDOC-466751330-7215), section 3.16:
-                  2 pipelines. Caches: Cortex-A76 Technical Reference Manual (100798), and the
-                  BCM2712 of a Raspberry Pi 5: 64 KiB, 512 KiB, 2 MiB, 2.4 GHz
-neoverse-n1       Arm Neoverse N1 Software Optimization Guide (PJDOC-466751330-9707): 2 pipelines.
-                  Caches: Neoverse N1 Technical Reference Manual (100616), and the Graviton 2:
-                  64 KiB, 1 MiB, 32 MiB, 2.5 GHz
-neoverse-v1       Arm Neoverse V1 Software Optimization Guide (PJDOC-466751330-9685): 4 pipelines.
-                  Caches: Neoverse V1 Technical Reference Manual (101427), and the Graviton 3:
-                  64 KiB, 1 MiB, 32 MiB, 2.6 GHz
+cortex-a76        Arm Cortex-A76 Software Optimization Guide: 2 pipelines. Caches and clock: the
+                  BCM2712 of a Raspberry Pi 5, with 64 KiB, 512 KiB, 2 MiB, 2.4 GHz
+neoverse-n1       Arm Neoverse N1 Software Optimization Guide: 2 pipelines. Caches and clock: the
+                  Graviton 2, with 64 KiB, 1 MiB, 32 MiB, 2.5 GHz
+neoverse-v1       Arm Neoverse V1 Software Optimization Guide: 4 pipelines. Caches and clock: the
+                  Graviton 3, with 64 KiB, 1 MiB, 32 MiB, 2.6 GHz
 neoverse-v2       Arm Neoverse V2 Software Optimization Guide (PJDOC-466751330-593177): 4 pipelines.
-                  Caches: NVIDIA Grace Performance Tuning Guide: 64 KiB, 1 MiB, 114 MiB, 3.1 GHz
-apple-m1-linux    Apple Silicon CPU Optimization Guide 3.0, of the performance cores: 4 pipelines;
-                  128 KiB, 12 MiB for four cores, system cache 8 MiB, 3.2 GHz
-aarch64           any AArch64 CPU; the constants are the Cortex-A76's
+                  Caches and clock: NVIDIA's Grace, with 64 KiB, 1 MiB, 114 MiB, 3.1 GHz
+apple-m1-linux    Apple Silicon CPU Optimization Guide, of the performance cores: 4 pipelines. An L1
+                  of 128 KiB, 12 MiB of L2 for four cores, a system cache of 8 MiB, 3.2 GHz
+aarch64           any AArch64 CPU; the pipelines and the clock are the Cortex-A76's
 ================  ==================================================================================
 
 A core loads two vectors of 16 bytes from L1 each cycle (all of these load two at least). The other
-bandwidths follow from the width of a line's way between caches, as for x86-64.
+bandwidths, and the latencies of the caches behind L1, are estimates, as for x86-64.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gtco.machine.isa import ISAS, X86_64
 from gtco.report.facts import Decision
 from gtco.tensor.intrinsics.table import Kind, MicroKernel
 
@@ -35,6 +36,11 @@ INSTRUCTIONS = {
     "half": "FMA, float16 widened by VCVTPH2PS",
     "vnni": "AVX512-VNNI, VPDPBUSD",
     "vnni256": "AVX-VNNI, VPDPBUSD",
+    "bfmmla": "BF16, BFMMLA",
+    "bfdot": "BF16, BFDOT",
+    "fcvtl": "FMA, float16 widened by FCVTL",
+    "smmla": "I8MM, SMMLA",
+    "sdot": "DotProd, SDOT",
 }
 _VALUES = {
     ("a", "direct"): "rows of A are read where they are",
@@ -88,7 +94,7 @@ def instructions(config: Mapping[str, Any], target: Mapping[str, Any]) -> str:
         row = config.get("row")
         return f"Tensor Cores, {row}" if row else "CUDA cores"
     lanes = target["lanes"]
-    vectors = "AVX-512" if lanes == 16 else "AVX2"
+    vectors = ISAS[target.get("isa", X86_64.name)].vector_name(lanes)
     if config.get("sketch") == "fallback":
         return f"as LLVM makes it for {target['mcpu']}"
     found = kind_of(config, lanes)

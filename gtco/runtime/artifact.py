@@ -134,7 +134,7 @@ def build_artifact(
     """Makes the files of ``target`` in the folder ``staged``, which holds nothing else. Returns the
     library there, which can be loaded and is not published yet.
 
-    ``cc`` is the C compiler; None means the one of :func:`gtco.runtime.cross.compiler_for`. Raises :class:`BuildError` if there is
+    ``cc`` is the C compiler; None means that of :func:`gtco.runtime.cross.compiler_for`. Raises :class:`BuildError` if there is
     no compiler, the compiler fails, or a file cannot be written; :class:`ShapeError` for symbolic
     shapes.
     """

@@ -1,4 +1,4 @@
-"""The C compiler for an instruction set, and the emulator that runs its libraries on another one."""
+"""The C compiler for an instruction set, and the emulator that runs its libraries elsewhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A library for another instruction set, run here by qemu-user: to see that it is right. An emulator
-says nothing about speed.
+"""A library for another instruction set, run here by qemu-user, to see that it is right. An
+emulator says nothing about speed.
 """
 
 from __future__ import annotations

@@ -67,8 +67,9 @@ def compiles_for(compiler: str) -> str:
     say.
     """
     try:
+        command = [compiler, "-dumpmachine"]
         done = subprocess.run(
-            [compiler, "-dumpmachine"], capture_output=True, text=True, errors="replace", check=False
+            command, capture_output=True, text=True, errors="replace", check=False
         )
     except OSError:
         return ""

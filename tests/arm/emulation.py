@@ -1,4 +1,6 @@
-"""Kernels for AArch64 on this machine: compiled and linked as for a board, and run by qemu-user, many in one process."""
+"""Kernels for AArch64 on this machine: compiled and linked as for a board, and run by qemu-user,
+many in one process.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,8 @@ class Batch:
         """Runs every kernel, and puts each job's ``result`` in place."""
         compiler, emulator = tools()
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "k.o").write_bytes(object_code([j.program.function for j in self.jobs], self.target))
+        functions = [job.program.function for job in self.jobs]
+        (folder / "k.o").write_bytes(object_code(functions, self.target))
         flags = [compiler, "-O1"]
         subprocess.run(
             [*flags, "-shared", "-nostdlib", "-o", "k.so", "k.o", "-lgcc"], cwd=folder, check=True
@@ -97,14 +99,10 @@ class Batch:
         assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
         data, at = (folder / "results").read_bytes(), 0
         for job in self.jobs:
-            found = np.frombuffer(data[at : at + job.output.nbytes], np.dtype(storage(job.output)))
+            found = np.frombuffer(data[at : at + job.output.nbytes], np.dtype(job.output.dtype))
             job.result = found.reshape([int(d) for d in job.output.shape])
             at += job.output.nbytes
         assert at == len(data)
-
-
-def storage(type_: TensorType) -> Any:
-    return np.dtype(type_.dtype)
 
 
 def _described(job: Job) -> list[bytes]:

@@ -1,5 +1,5 @@
-"""Whole models for AArch64, run by qemu-user and compared with ONNX Runtime; and what gtco says of a
-library that this machine cannot run.
+"""Whole models for AArch64, run by qemu-user and compared with ONNX Runtime; and what gtco says of
+a library that this machine cannot run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_an_int8_model_is_right_and_asks_for_its_instructions(tmp_path: Path) ->
     with EmulatedModel(path) as compiled:
         got = compiled.run({"image": x})["logits"]
     np.testing.assert_allclose(got, wanted, atol=0.02 * abs(wanted).max())
-    with pytest.raises(ArtifactError, match="was compiled for .*i8mm.* which this machine.*lacks"):
+    with pytest.raises(ArtifactError, match=r"was compiled for .*i8mm.* which this machine.*lacks"):
         EmulatedModel(path, cpu="cortex-a76")
 
 
@@ -82,7 +82,7 @@ def test_denormals_are_flushed_and_what_cannot_run_here_says_so(tmp_path: Path) 
     x = np.full(64, 1.5 * 2.0**-126, np.float32)
     with EmulatedModel(path) as compiled:
         assert (compiled.run({"x": x})["y"] == 0).all()
-    with pytest.raises(ArtifactError, match="is a library for aarch64.*open it where"):
+    with pytest.raises(ArtifactError, match=r"is a library for aarch64.*open it where"):
         gtco.load(path)
     with pytest.raises(ArtifactError, match="compile_to_file"):
         gtco.compile_model(scaled(), target="cortex-a76")

@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 
 from gtco.machine import target as module
-from gtco.machine.cores import allowed_cores
 from gtco.machine.aarch64 import ARM_NEAREST
+from gtco.machine.cores import allowed_cores
 from gtco.machine.isa import AARCH64
-from gtco.machine.target import ARM_TARGETS, NEAREST, OLDER, TARGETS, V4, cache_bytes, detect, target
+from gtco.machine.target import (
+    ARM_TARGETS,
+    NEAREST,
+    OLDER,
+    TARGETS,
+    V4,
+    cache_bytes,
+    detect,
+    target,
+)
 from gtco.runtime.table import normalize_features
 from gtco.support.errors import OptionError
 

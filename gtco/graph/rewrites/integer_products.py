@@ -8,8 +8,9 @@ after:  p = matmul(q {uint8}, w {int8}) {int32}; y = p - z * c
 
 q has one scale and one zero point, which may be computed. w has constant ones, of the tensor or of
 each column. Kernels multiply only uint8 by int8 on x86-64, and only int8 by int8 on AArch64: a q
-of the other kind is shifted, such as an int8 q to q + 128 beside z + 128. w is what remains after its zero point is subtracted. If int8 does not hold that, the product
-stays. Convolutions are rewritten in the same way. A padded one is padded with the zero point.
+of the other kind is shifted, such as an int8 q to q + 128 beside z + 128. w is what remains after
+its zero point is subtracted. If int8 does not hold that, the product stays. Convolutions are
+rewritten in the same way. A padded one is padded with the zero point.
 
 The sums are exact in int32, where the product before rounds each of its terms to float32. So this
 must run before ``fold_constants`` multiplies the weights by their scale.
