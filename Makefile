@@ -7,6 +7,8 @@
 # make check-cuda    GPUs without one: every model compiled for every architecture, more whole models emulated (hours);
 #             images are kept in build/cuda-images, so that a second run is shorter; a part of it:
 #             make check-cuda PYTEST_FLAGS="-k 'machine_code and swin'"
+# make check-arm     AArch64 under qemu-user: kernels of every family with features on and off, every model of the family
+#             (hours); a part of it: make check-arm PYTEST_FLAGS="-k kernels"
 # make check-fuzz    mutated models and libraries for SECONDS (default 240): no crash, no traceback; SEED=N repeats a run
 # make check-random  20000 random graphs against ONNX Runtime, failures shrunk into build/random/:
 #             make check-random CHECK_FLAGS="--seconds 600 --seed 1" (python -m tests.random --help)
@@ -32,7 +34,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 CODE := gtco models bench tests setup.py
 
-.PHONY: demo test lint docs bench check-models check-paper-models check-cuda check-fuzz check-random clean
+.PHONY: demo test lint docs bench check-models check-paper-models check-cuda check-arm check-fuzz check-random clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
@@ -55,6 +57,9 @@ check-paper-models: $(VENV)/.test
 check-cuda: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m scheduled --timeout 3600 --durations 20 -n $(TEST_PROCESSES) --dist loadgroup \
 	  $(PYTEST_FLAGS) tests/cuda
+
+check-arm: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m scheduled --timeout 3600 --durations 20 -n $(TEST_PROCESSES) $(PYTEST_FLAGS) tests/arm
 
 bench: $(VENV)/.bench
 	mkdir -p build/bench

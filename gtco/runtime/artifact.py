@@ -134,9 +134,9 @@ def build_artifact(
     """Makes the files of ``target`` in the folder ``staged``, which holds nothing else. Returns the
     library there, which can be loaded and is not published yet.
 
-    ``cc`` is the C compiler; None means that of :func:`gtco.runtime.cross.compiler_for`. Raises :class:`BuildError` if there is
-    no compiler, the compiler fails, or a file cannot be written; :class:`ShapeError` for symbolic
-    shapes.
+    ``cc`` is the C compiler; None means that of :func:`gtco.runtime.cross.compiler_for`. Raises
+    :class:`BuildError` if there is no compiler, the compiler fails, or a file cannot be written;
+    :class:`ShapeError` for symbolic shapes.
     """
     _check(artifact)
     isa = isa_of(artifact)
