@@ -33,10 +33,11 @@ from gtco.driver.compiled import CompiledModel, CompileReport
 from gtco.driver.library import Library
 from gtco.driver.quantizing import all_quantized, quantized
 from gtco.machine.gpu import GpuTarget
-from gtco.machine.target import target
-from gtco.runtime.artifact import publish_alone
+from gtco.machine.target import Target, target
+from gtco.runtime.artifact import Artifact, publish_alone
 from gtco.runtime.c_objects import made_early
 from gtco.runtime.cross import compiler_for
+from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.runtime.publish import publish, staging
 from gtco.search.records.records import Record, Records
 from gtco.search.records.shipped import shipped
@@ -53,7 +54,6 @@ from gtco.support.options import (
     CompileOptions,
     Quantization,
     QuantizeKeywords,
-    c_compiler,
     check_whole,
     path_of,
 )
@@ -208,31 +208,35 @@ def candidates_to_file(
     **options: Unpack[CompileKeywords],
 ) -> CompileReport:
     """Write the ``per_stage`` most promising kernels (2 at least) of each heavy stage to
-    ``output``, one ``.bundle`` that ``gtco measure`` times on a GPU elsewhere; see
+    ``output``, one ``.bundle`` that ``gtco measure`` times on a GPU or a CPU elsewhere; see
     :func:`compile_model`.
     """
-    from gtco.driver.candidates import bundle
+    from gtco.driver import candidates, cpu_candidates
 
     chosen = _one_shape(_options(options))
     machine = target(chosen.target)
     backend = backend_of(machine)
-    if not isinstance(machine, GpuTarget):
+    if isinstance(machine, Target) and machine.name == "native":
         raise OptionError(
-            f"candidates are for GPUs (--target cuda:...), and '{machine.name}' is a CPU: tune "
-            "where the library is to run"
+            "candidates are for another machine: name its target (--target cuda:..., cortex-a76); "
+            "for this one there is gtco tune"
         )
     check_whole("per_stage", per_stage, 2)
     path = path_of("output", output)
     run = Compilation(model, path.absolute(), example_inputs, chosen, progress or silent)
     backend.effort(chosen.tune)
     backend.check(chosen)
-    c_compiler()
+    compiler_for(backend.isa)
     check_source(run.model)
     check_bundle(path, run.model)
     with staging(run.output) as folder, Workers(chosen.workers or backend.builders) as workers:
         run.partition(machine, None)
         with run.phase("generate") as say:
-            artifact = bundle(run, per_stage, workers)
+            artifact: Artifact | GpuArtifact
+            if isinstance(machine, GpuTarget):
+                artifact = candidates.bundle(run, per_stage, workers)
+            else:
+                artifact = cpu_candidates.bundle(run, per_stage, workers)
             made = artifact.metadata["candidates"]
             say(f"{made['kernels']} candidates of {made['stages']} stages")
         publish_alone(folder, artifact, run.output)

@@ -13,7 +13,7 @@ from gtco.cli.outputs import here
 
 def add(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "candidates", help="kernels for a GPU elsewhere to time, in one file"
+        "candidates", help="kernels for a GPU or a CPU elsewhere to time, in one file"
     )
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
     parser.add_argument(
@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
     for note in report.notes:
         say(f"note: {note}")
     say(
-        f"{output} ({size(output.stat().st_size)}): where the GPU is, gtco measure {output.name} "
-        "-o answers.jsonl"
+        f"{output} ({size(output.stat().st_size)}): where they are to run, gtco measure "
+        f"{output.name} -o answers.jsonl"
     )
     return 0

@@ -16,7 +16,7 @@ from gtco.support.options import check_place
 
 def add(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "measure", help="time the candidates of a file on this machine's GPU"
+        "measure", help="time the candidates of a file on this machine or its GPU"
     )
     parser.add_argument(
         "bundle", type=Path, metavar="FILE.bundle", help="what gtco candidates made"

@@ -317,7 +317,7 @@ class Compilation:
         policy = self.predicting(machine)
         if records is None:
             return RecordedPolicy(policy)
-        if isinstance(machine, GpuTarget):
+        if isinstance(machine, GpuTarget) or not machine.here:
             followed, notes = measured_elsewhere(policy, records, versions(machine))
             self.report.notes += notes
             return followed

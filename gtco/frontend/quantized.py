@@ -1,7 +1,7 @@
 """Messages about quantized models.
 
-Products by quantized weights are products of integers on CPUs with VNNI, and on AArch64 with DotProd
-(:mod:`gtco.graph.rewrites.integer_products`). QuantizeLinear and DequantizeLinear are element-wise
+Products by quantized weights are products of integers on CPUs with VNNI and, on AArch64, with
+DotProd (:mod:`gtco.graph.rewrites.integer_products`). QuantizeLinear and DequantizeLinear are element-wise
 operators around them. The operators into which ONNX Runtime fuses them are written out
 (:mod:`gtco.frontend.expansion.quantized_products` and its kin), except for those listed here.
 """
@@ -41,8 +41,8 @@ def note(model: onnx.ModelProto) -> str:
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return (
         f"the model is quantized ({listed}): products by quantized weights are computed in int8 if "
-        "the target has VNNI (AVX512-VNNI or AVX-VNNI) or Arm's DotProd; everything else, attention "
-        "included, is "
+        "the target has VNNI (AVX512-VNNI or AVX-VNNI) or Arm's DotProd; everything else, "
+        "attention included, is "
         "computed in float32"
     )
 

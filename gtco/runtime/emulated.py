@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gtco.runtime.cross import compiler_for, emulator_of, flags_for
-from gtco.runtime.elf import MODEL, read_contents
+from gtco.runtime.elf import read_contents
 from gtco.runtime.table import CSRC
 from gtco.runtime.tensors import aligned_empty
 from gtco.runtime.variants import SizedModel, choose, described_variants
@@ -46,7 +46,7 @@ class EmulatedModel:
         :class:`BuildError` without a C compiler for it.
         """
         self.path = path.absolute()
-        contents = read_contents(self.path, MODEL)
+        contents = read_contents(self.path)
         self.metadata: dict[str, Any] = contents.metadata
         chosen = choose(self.metadata, dims or {}, self.path)
         if chosen is None:
@@ -86,10 +86,13 @@ class EmulatedModel:
         results = self._run(b"r", [inputs[spec.name] for spec in self.inputs])
         return {spec.name: y for spec, y in zip(self.outputs, results, strict=True)}
 
-    def profiled(self, values: Sequence[Any]) -> tuple[list[np.ndarray], np.ndarray]:
-        """The outputs, and the emulator's seconds for each step."""
-        results = self._run(b"p", values)
-        return results, np.frombuffer(self._read(8 * len(self.stages)), np.float64)
+    def timed(self, values: Sequence[Any], results: Sequence[np.ndarray]) -> list[float]:
+        """As :meth:`gtco.runtime.module.Model.timed`; the seconds are the emulator's, and no
+        measure of anything.
+        """
+        for array, found in zip(results, self._run(b"p", values), strict=True):
+            array[...] = found
+        return list(np.frombuffer(self._read(8 * len(self.stages)), np.float64))
 
     def close(self) -> None:
         self._close()

@@ -19,9 +19,16 @@ from math import inf
 from statistics import median
 from typing import Any
 
+from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
 from gtco.search.policy import Policy, priced
-from gtco.search.records.records import Record, Records, circumstances, measured_gpu
+from gtco.search.records.records import (
+    Record,
+    Records,
+    circumstances,
+    measured_cpu,
+    measured_gpu,
+)
 from gtco.search.records.standing import all_standing, last_ends, standing, stood
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Sketch
@@ -199,13 +206,13 @@ class RecordedPolicy:
         return stage.key not in self._all and standing(self.known(stage)) is not None
 
     def said_elsewhere(self, stages: Iterable[Stage], picks: Mapping[str, Pick]) -> list[str]:
-        """For records of a GPU elsewhere, a note on how many stages follow them."""
+        """For records of a GPU or a CPU elsewhere, a note on how many stages follow them."""
         if not self.circumstances:
             return []
         different = {stage.key: stage for stage in stages}
         known = {key: rows for key, stage in different.items() if (rows := self.known(stage))}
-        gpu = json.loads(self.circumstances)["gpu"]
-        said = f"what {self.source} says of a {gpu}"
+        measured = json.loads(self.circumstances)
+        said = f"what {self.source} says of a {measured.get('gpu') or measured['mcpu']}"
         if not known:
             return [f"nothing of {said} is of this model's stages: {MODEL_PICKS}"]
         followed = sum(standing(rows) == picks[key].config for key, rows in known.items())
@@ -282,10 +289,13 @@ class RecordedPolicy:
 def measured_elsewhere(
     policy: Policy, records: Records, metadata: Mapping[str, Any]
 ) -> tuple[RecordedPolicy, list[str]]:
-    """The policy of a GPU, overruled by what was measured on the GPU that ``records`` are of. Where
-    no record counts for the target and versions of ``metadata`` there is a note that says so.
+    """The policy of a GPU, or of a CPU of another kind than this machine's, overruled by what was
+    measured on the one that ``records`` are of. Where no record counts for the target and versions
+    of ``metadata`` there is a note that says so.
     """
-    if known := measured_gpu(records, metadata):
+    gpu = isinstance(policy.target, GpuTarget)
+    known = measured_gpu(records, metadata) if gpu else measured_cpu(records, policy.target)
+    if known:
         return RecordedPolicy(policy, records, known), []
     return RecordedPolicy(policy), [
         f"{records.path} holds nothing that was measured for '{policy.target.name}' with these "

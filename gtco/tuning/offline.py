@@ -1,5 +1,5 @@
-"""Times the candidates that ``gtco candidates`` put into one library. The machine with the GPU
-needs only a driver: no compiler and no TVM. The results are records.
+"""Times the candidates that ``gtco candidates`` put into one library, on the GPU or the CPU that
+they are for. The machine needs no compiler and no TVM. The results are records.
 
 A round runs every candidate once. Candidates are compared within a round, as on a CPU
 (:mod:`gtco.tuning.verdict`).
@@ -22,9 +22,9 @@ from gtco.runtime.elf import BUNDLE
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import Model
 from gtco.runtime.tensors import aligned_empty
-from gtco.search.records.records import Record, gpu_circumstances, now
+from gtco.search.records.records import Record, cpu_known, gpu_circumstances, now
 from gtco.support.errors import ArtifactError
-from gtco.tuning.timing import agree
+from gtco.tuning.timing import agree, array
 from gtco.tuning.verdict import first_seconds, judge, outcome
 
 WARM = 3  # rounds before those that count
@@ -32,8 +32,8 @@ OTHER = "its result is not that of most candidates of the stage"
 
 
 def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Record]:
-    """A record for each candidate, timed in so many rounds on the GPU with this number. Raises
-    :class:`ArtifactError` if the file holds no candidates or cannot be run here.
+    """A record for each candidate, timed in so many rounds on this machine, or on the GPU with this
+    number. Raises :class:`ArtifactError` if the file holds no candidates or cannot be run here.
     """
     path = Path(path)
     metadata = read_metadata(path, BUNDLE)
@@ -42,12 +42,20 @@ def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Rec
             f"{path} is a model, and no candidates: gtco run times a model, gtco candidates makes "
             "what is measured"
         )
-    with Model(path, device=device, candidates=True) as model:
-        known = gpu_circumstances(metadata, gpu_name(device))
-        results = [aligned_empty(spec) for spec in model.outputs]
-        readings = np.array([model.timed((), results) for _ in range(WARM + rounds)])[WARM:]
-        wrong = disagreeing(metadata["candidates"]["compared"], results)
-        return records(model.stages, readings, known, wrong)
+    gpu = "images" in metadata
+    with Model(path, device=device if gpu else None, candidates=True) as model:
+        known = gpu_circumstances(metadata, gpu_name(device)) if gpu else cpu_known(metadata)
+        return timed(model, metadata, rounds, known)
+
+
+def timed(model: Any, metadata: Mapping[str, Any], rounds: int, known: str) -> list[Record]:
+    """A record for each candidate of an open bundle, under the circumstances ``known``."""
+    random, numbers = np.random.default_rng(0), metadata.get("numbers", ())
+    inputs = [array(random, spec, n in numbers) for n, spec in enumerate(model.inputs)]
+    results = [aligned_empty(spec) for spec in model.outputs]
+    readings = np.array([model.timed(inputs, results) for _ in range(WARM + rounds)])[WARM:]
+    wrong = disagreeing(metadata["candidates"]["compared"], results)
+    return records(model.stages, readings, known, wrong)
 
 
 def disagreeing(
@@ -63,7 +71,8 @@ def disagreeing(
         every = frozenset(range(len(own)))
         found[stage["key"]] = every
         for one in own:
-            others = frozenset(n for n in every if not agree(one, own[n], stage["tolerance"]))
+            how = stage["tolerance"], stage.get("steps", 0)
+            others = frozenset(n for n in every if not agree(one, own[n], *how))
             if 2 * len(others) < len(own):
                 found[stage["key"]] = others
                 break

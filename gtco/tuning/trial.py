@@ -140,6 +140,7 @@ def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
         weights=weights,
         cpu_features=target.required(any(kernel.tiles for kernel in kernels.values())),
         threads=threads,
+        isa=target.isa,
         metadata={
             "trials": groups,
             "rounded": [trial.rounded for trial in trials],

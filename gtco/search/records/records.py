@@ -142,6 +142,40 @@ def circumstances(machine: Machine) -> str:
     return json.dumps(known, sort_keys=True)
 
 
+def cpu_known(metadata: Mapping[str, Any]) -> str:
+    """The circumstances of this CPU, from the ``metadata`` of a library that was measured here and
+    made elsewhere.
+    """
+    target = metadata["target"]
+    known = {
+        "cpu": cpu_identity(),
+        "mcpu": target["mcpu"],
+        "features": target["features"],
+        "threads": target["cores"],
+        **{name: metadata[name] for name in ("gtco", "tvm")},
+    }
+    return json.dumps(known, sort_keys=True)
+
+
+def measured_cpu(records: Records, machine: Machine) -> str:
+    """The circumstances of the CPU elsewhere that ``records`` were measured on, for this target,
+    its number of threads and these versions; "" if there is none. Raises :class:`RecordError` if
+    there are several.
+    """
+    wanted = _object(circumstances(machine))
+    found = {}
+    for known in records.circumstances():
+        own = _object(known)
+        if "cpu" in own and {**own, "cpu": wanted["cpu"]} == wanted and own["cpu"] != wanted["cpu"]:
+            found[json.dumps(own["cpu"])] = known
+    if len(found) > 1:
+        raise RecordError(
+            f"{records.path} holds measurements of several CPUs for this target: give a file that "
+            "has those of one, as gtco records import makes of that machine's answers alone"
+        )
+    return next(iter(found.values()), "")
+
+
 def gpu_circumstances(metadata: Mapping[str, Any], gpu: str) -> str:
     """The circumstances of a GPU with this name, from the ``metadata`` of the library that was
     measured there.

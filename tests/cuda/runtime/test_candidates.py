@@ -290,7 +290,7 @@ def test_what_is_wrong_is_said(
 
     with pytest.raises(ArtifactError, match="is a model, and no candidates"):
         measure(small_gpu, 2)
-    with pytest.raises(OptionError, match="candidates are for GPUs"):
+    with pytest.raises(OptionError, match="candidates are for another machine"):
         candidates_to_file(model(), tmp_path / "x.bundle")
     driver.reset(0, 8, 0, 1)
     with pytest.raises(ArtifactError):
