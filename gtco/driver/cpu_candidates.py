@@ -103,9 +103,7 @@ def _trials(
             kernels[answer.symbol] = answer
     found = []
     for stage in stages:
-        own = [
-            s for s, (job, _) in jobs.items() if job.stage.key == stage.key and s in kernels
-        ]
+        own = [s for s, (job, _) in jobs.items() if job.stage.key == stage.key and s in kernels]
         if own:
             picks, built = (jobs[s][1] for s in own), (kernels[s] for s in own)
             found.append(Trial(stage.canonical, tuple(picks), tuple(built)))
