@@ -56,7 +56,7 @@ from gtco.support.options import (
     check_whole,
     path_of,
 )
-from gtco.support.sizes import choices, fixed
+from gtco.support.sizes import choices, fixed, range_of
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -304,6 +304,11 @@ def _options(given: Mapping[str, Any]) -> CompileOptions:
 
 def _one_shape(options: CompileOptions) -> CompileOptions:
     """The options for something that has no variants. Raises :class:`OptionError`."""
+    if found := range_of(options.dims):
+        raise OptionError(
+            f"dims gives '{found[0]}' the range {found[1]}, and this is made for one shape: give "
+            "each dimension one size"
+        )
     if len(variants := choices(options.dims)) > 1:
         raise OptionError(
             f"dims asks for {len(variants)} variants, and this is made for one shape: give each "
@@ -343,13 +348,14 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
             left = caching.missing(folders, stack)
         if left:
             stack.enter_context(made_early(backend.c_sources, left[0][1], compiler))
-            making = [c for library, _ in left for c in library.compilations]
             with Workers(options.workers or backend.builders) as workers:
-                for compilation in making:
-                    compilation.shipped = known
-                    compilation.prepare(machine, records, workers)
-                    if known:
-                        _say_followed(compilation)
+                for library, _ in left:
+                    for compilation in library.compilations:
+                        compilation.shipped = known
+                    library.prepare(machine, records, workers)
+                making = [c for library, _ in left for c in library.compilations]
+                for compilation in making if known else ():
+                    _say_followed(compilation)
                 if effort is not None:
                     from gtco.driver.measuring import measure
 
@@ -362,6 +368,7 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
         for library, folder in zip(libraries, folders, strict=True):
             publish(folder, library.output)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    compilations = [c for library in libraries for c in library.compilations]
     for compilation in compilations:
         compilation.report.peak_memory_bytes = peak
     for library in libraries:

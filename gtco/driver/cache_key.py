@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gtco.machine.target import Machine, cpu_identity
 from gtco.search.records.records import Records
 from gtco.support.options import CompileOptions, Tune, c_compiler
+from gtco.support.sizes import Range
 
 if TYPE_CHECKING:
     from gtco.search.calibration.rates import RateTable
@@ -78,6 +79,8 @@ def _plain(value: Any) -> Any:
     """A value of an option as JSON."""
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, Range):
+        return f"{value} {value.symbol}"
     if hasattr(value, "__index__"):
         return int(value)
     return list(value)

@@ -13,8 +13,8 @@ from gtco.support.toolchain import Compiling
 
 # The kernels stand behind the first, and kernels_end.c behind what they call (csrc/restart.h).
 CPU_SOURCES = (
-    "kernels_begin.c memory.c kernels_end.c api.c cpu_count.c cpu_features.c error.c restart.c "
-    "tensors.c thread_pool.c variants.c weights.c"
+    "kernels_begin.c memory.c kernels_end.c api.c cover.c cpu_count.c cpu_features.c error.c "
+    "restart.c tensors.c thread_pool.c variants.c weights.c"
 ).split()
 # Baseline x86-64 whatever the kernels use: this code runs before the CPU is checked.
 COMPILE_FLAGS = (
