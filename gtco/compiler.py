@@ -30,6 +30,7 @@ from gtco.driver.checks import (
 )
 from gtco.driver.compilation import Compilation, Progress, silent
 from gtco.driver.compiled import CompiledModel, CompileReport
+from gtco.driver.dynamic_shapes import dims_of
 from gtco.driver.library import Library
 from gtco.driver.quantizing import all_quantized, quantized
 from gtco.machine.gpu import GpuTarget
@@ -71,6 +72,7 @@ def compile_model(
     model: Any,
     example_inputs: Any = None,
     *,
+    dynamic_shapes: Any = None,
     progress: Progress | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompiledModel:
@@ -82,8 +84,10 @@ def compile_model(
     values among them become part of the model. A module is compiled as it is in evaluation mode,
     and its parameters, buffers and training flags are left as they were. Options are the fields of
     :class:`gtco.support.options.CompileOptions`; ``shapes`` goes with ONNX and ExportedPrograms,
-    whose dimensions may be symbolic. Raises a :class:`gtco.support.errors.GtcoError` that says what
-    is wrong and what to do.
+    whose dimensions may be symbolic. ``dynamic_shapes`` says which sizes vary, as torch.export's
+    does: ``{"x": {0: torch.export.Dim("batch", min=1, max=64)}}``, or plain ``(low, high[, step])``
+    for the ``Dim``; it is another way to write ``dims``. Raises a
+    :class:`gtco.support.errors.GtcoError` that says what is wrong and what to do.
     """
     backend_of(target(_options(options).target)).check_loadable()
     try:
@@ -95,7 +99,12 @@ def compile_model(
         ) from error
     try:
         report = compile_to_file(
-            model, folder / "model.so", example_inputs, progress=progress, **options
+            model,
+            folder / "model.so",
+            example_inputs,
+            dynamic_shapes=dynamic_shapes,
+            progress=progress,
+            **options,
         )
         return CompiledModel(folder / "model.so", report)
     except BaseException:
@@ -108,12 +117,17 @@ def compile_to_file(
     output: str | os.PathLike[str],
     example_inputs: Any = None,
     *,
+    dynamic_shapes: Any = None,
     progress: Progress | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompileReport:
     """Compile a model to ``output`` (a ``.so``, with a header beside it); see
     :func:`compile_model`.
     """
+    if dynamic_shapes is not None:
+        if options.get("dims"):
+            raise OptionError("dynamic_shapes and dims both say which sizes vary: give one of them")
+        options["dims"] = dims_of(model, example_inputs, dynamic_shapes)
     return compile_to_files([(model, output, example_inputs)], progress=progress, **options)[0]
 
 

@@ -187,8 +187,8 @@ def add_dim(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=SIZE",
-        help="of a library of several shapes or a range: the size of a dimension (batch=4, or x.0=4); may be "
-        "repeated",
+        help="of a library of several shapes or a range: the size of a dimension (batch=4, or "
+        "x.0=4); may be repeated",
     )
 
 

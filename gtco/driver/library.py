@@ -46,7 +46,8 @@ class Library:
         self.range = range_of(options.dims)
         self.axes: Mapping[str, int | None] = {}  # where tensors have samples, with a range
         if self.range is not None:
-            self.sizes = [{self.symbol: n} for n in parts.candidates(self.range[1], _cores(options))]
+            tried = parts.candidates(self.range[1], _cores(options))
+            self.sizes = [{self.symbol: n} for n in tried]
         else:
             self.sizes = choices(options.dims)
         self._several = len(self.sizes) > 1 or self.range is not None

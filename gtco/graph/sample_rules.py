@@ -206,7 +206,9 @@ def _matmul(call: Call) -> Place:
 
 
 def _attention(call: Call) -> Place:
-    """Queries, keys and values have samples on axes of their own, or queries alone on their rows."""
+    """Queries, keys and values have samples on axes of their own, or queries alone have them on
+    their rows.
+    """
     for number, place in enumerate(call.places):
         rank = call.rank(number)
         least = 1 if number in (0, 3) else 2

@@ -29,8 +29,8 @@ def samples_along(
     small: Graph, large: Graph, sizes: tuple[int, int], name: str
 ) -> dict[str, int | None]:
     """The axis of each input and output that has the samples, by the tensor's name; it is the
-    outermost one. None for a tensor that is the same for all samples. ``small`` and ``large`` are one model at these two sizes (2 or more) of the dimension
-    ``name``, as they were lowered.
+    outermost one. None for a tensor that is the same for all samples. ``small`` and ``large`` are
+    one model at these two sizes (2 or more) of the dimension ``name``, as they were lowered.
 
     Raises :class:`ShapeError`, which names the operator, if a sample of an output depends on more
     than its own sample of the inputs, or if samples are not along the outermost axis.

@@ -18,6 +18,7 @@ from gtco.runtime.binding import bind, feeds_of, given_outputs, output_names
 from gtco.runtime.device_tensors import Caller, device_of
 from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, LAUNCHES, OK, open_library, release, tensor_specs
+from gtco.runtime.plan import TensorSpec
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.ranges import Covered
 from gtco.runtime.tensors import Place, address_of, as_stored, like
@@ -167,6 +168,10 @@ class Model:
         a batch is made of.
         """
         return self._variants.every
+
+    def sized_inputs(self, size: int) -> tuple[TensorSpec, ...]:
+        """The inputs at this size of the model's range."""
+        return self._variants.at(size).inputs
 
     @property
     def stages(self) -> list[dict[str, Any]]:

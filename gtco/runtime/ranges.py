@@ -40,8 +40,8 @@ class Covered:
         )
 
     def chosen(self, dims: Mapping[str, Any], where: object) -> Mapping[str, Any] | None:
-        """The model at the size that ``dims`` gives; None if they are empty. Raises
-        :class:`OptionError` for another dimension or a size that is not in the range.
+        """The model at the size that ``dims`` gives, of the range or of a part; None if they are
+        empty. Raises :class:`OptionError` for another dimension or size.
         """
         for name, size in dims.items():
             if name != self.symbol:
@@ -49,12 +49,15 @@ class Covered:
                     f"{where} has no dimension {name!r} of several sizes: it has {self.symbol!r}, "
                     f"of {self.sizes}"
                 )
-            if size not in self.sizes:
+            if size not in self.sizes and size not in self.parts:
                 raise OptionError(
                     f"{name}={size}: {where} was compiled for {name}={self.sizes}; compile it "
                     "again with a range that has this size (--dim; in Python: dims)"
                 )
-        return self.described(dims[self.symbol]) if dims else None
+        if not dims:
+            return None
+        found = self.described(dims[self.symbol])
+        return {**found, "steps": found["steps"]()}
 
     def size_of(self, inputs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) -> int:
         """The size of the dimension in these shapes of the inputs. Raises :class:`InputError` for
@@ -96,7 +99,9 @@ class Covered:
         return f"{self.symbol} of {self.sizes.low} to {self.sizes.high}{step}"
 
     def described(self, size: int) -> dict[str, Any]:
-        """The model at this size, as metadata describe a variant."""
+        """The model at this size, as metadata describe a variant, but ``steps`` is a function that
+        collects those of all parts.
+        """
         first = self.metadata["variants"][0]
 
         def tensors(kind: str) -> list[dict[str, Any]]:
@@ -119,6 +124,7 @@ class Covered:
             "sizes": {self.symbol: size},
             "inputs": tensors("inputs"),
             "outputs": tensors("outputs"),
+            "arena_bytes": self.metadata["arena_bytes"],
             "steps": steps,
         }
 

@@ -193,7 +193,7 @@ def flags(dims: Mapping[str, Any]) -> str:
 
 
 def _alternatives(sizes: Any) -> str:
-    return str(sizes) if isinstance(sizes, Range) else "|".join(map(str, sizes))
+    return "SIZE" if isinstance(sizes, Range) else "|".join(map(str, sizes))
 
 
 def said(sizes: Mapping[str, int]) -> str:

@@ -85,6 +85,14 @@ void gtco_parts_close(gtco_parts* parts) {
   free(parts->dims);
 }
 
+/* Whether so many samples can be run: those of the range, and those of a part. */
+static int is_size(int64_t size) {
+  const gtco_cover* cover = plan->cover;
+  for (int v = 0; v < plan->num_variants; ++v)
+    if (cover->sizes[v] == size) return 1;
+  return size >= cover->low && size <= cover->high && (size - cover->low) % cover->step == 0;
+}
+
 /* The number of samples in these shapes. */
 static gtco_status samples_of(const gtco_parts* parts, const int64_t* const* shapes, int64_t* samples, char* message) {
   const gtco_cover* cover = plan->cover;
@@ -100,7 +108,7 @@ static gtco_status samples_of(const gtco_parts* parts, const int64_t* const* sha
                          "gtco_set_shapes: axis %d of input '%s' has size %lld, and this model was compiled for %lld alone",
                          axis, info->name, (long long)size, (long long)info->dims[axis]);
       if (axis != parts->axes[i]) continue;
-      if (size < cover->low || size > cover->high || (size - cover->low) % cover->step)
+      if (!is_size(size))
         return gtco_fail(message, GTCO_ERROR_ARGUMENT,
                          "gtco_set_shapes: '%s' (axis %d of input '%s') is %lld, and this model was compiled for %lld to "
                          "%lld in steps of %lld; gtco compile --dim '%s=LOW..HIGH:STEP' gives another range",
