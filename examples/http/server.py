@@ -5,8 +5,8 @@
     curl --data-binary @image.npy http://127.0.0.1:8000/ -o logits.npy
 
 A request's body is an .npy file of one sample, without the batch axis; the answer is the .npy file
-of the first output. The model has one input and was compiled for a range or a list of batches. Needs gtco and
-numpy alone.
+of the first output. The model has one input and was compiled for a range or a list of batches.
+Needs gtco and numpy alone.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def list_dimensions(model: Path) -> int:
     show(table)
     name = next(iter(found))
     say(
-        f"give each a size (--shape {name}=1), a range of batches (--dim {name}=1..64) or a list of "
-        f"sizes (--dim {name}=1,4,16)"
+        f"give each a size (--shape {name}=1), a range of batches (--dim {name}=1..64) or a list "
+        f"of sizes (--dim {name}=1,4,16)"
     )
     return 0
 
