@@ -48,6 +48,10 @@ BENCHMARKS = {
     ),
     "int8": ("models", "quantized models beside the peers, on one file and on each peer's own"),
     "disturbed": ("models", "latency beside another process that spins on one core"),
+    "dynamic": (
+        "models",
+        "a range of batches beside libraries of one batch, and beside peers on the dynamic file",
+    ),
     "gpu": ("gpu", "models for GPUs beside torch, torch.compile and ONNX Runtime, on a GPU"),
     "runtime_overhead": (
         "models",

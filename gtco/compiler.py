@@ -30,6 +30,7 @@ from gtco.driver.checks import (
 )
 from gtco.driver.compilation import Compilation, Progress, silent
 from gtco.driver.compiled import CompiledModel, CompileReport
+from gtco.driver.dynamic_shapes import dims_of
 from gtco.driver.library import Library
 from gtco.driver.quantizing import all_quantized, quantized
 from gtco.machine.gpu import GpuTarget
@@ -57,7 +58,7 @@ from gtco.support.options import (
     check_whole,
     path_of,
 )
-from gtco.support.sizes import choices, fixed
+from gtco.support.sizes import choices, fixed, range_of
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def compile_model(
     model: Any,
     example_inputs: Any = None,
     *,
+    dynamic_shapes: Any = None,
     progress: Progress | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompiledModel:
@@ -83,8 +85,10 @@ def compile_model(
     values among them become part of the model. A module is compiled as it is in evaluation mode,
     and its parameters, buffers and training flags are left as they were. Options are the fields of
     :class:`gtco.support.options.CompileOptions`; ``shapes`` goes with ONNX and ExportedPrograms,
-    whose dimensions may be symbolic. Raises a :class:`gtco.support.errors.GtcoError` that says what
-    is wrong and what to do.
+    whose dimensions may be symbolic. ``dynamic_shapes`` says which sizes vary, as torch.export's
+    does: ``{"x": {0: torch.export.Dim("batch", min=1, max=64)}}``, or plain ``(low, high[, step])``
+    for the ``Dim``; it is another way to write ``dims``. Raises a
+    :class:`gtco.support.errors.GtcoError` that says what is wrong and what to do.
     """
     backend_of(target(_options(options).target)).check_loadable()
     try:
@@ -96,7 +100,12 @@ def compile_model(
         ) from error
     try:
         report = compile_to_file(
-            model, folder / "model.so", example_inputs, progress=progress, **options
+            model,
+            folder / "model.so",
+            example_inputs,
+            dynamic_shapes=dynamic_shapes,
+            progress=progress,
+            **options,
         )
         return CompiledModel(folder / "model.so", report)
     except BaseException:
@@ -109,12 +118,17 @@ def compile_to_file(
     output: str | os.PathLike[str],
     example_inputs: Any = None,
     *,
+    dynamic_shapes: Any = None,
     progress: Progress | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompileReport:
     """Compile a model to ``output`` (a ``.so``, with a header beside it); see
     :func:`compile_model`.
     """
+    if dynamic_shapes is not None:
+        if options.get("dims"):
+            raise OptionError("dynamic_shapes and dims both say which sizes vary: give one of them")
+        options["dims"] = dims_of(model, example_inputs, dynamic_shapes)
     return compile_to_files([(model, output, example_inputs)], progress=progress, **options)[0]
 
 
@@ -309,6 +323,11 @@ def _options(given: Mapping[str, Any]) -> CompileOptions:
 
 def _one_shape(options: CompileOptions) -> CompileOptions:
     """The options for something that has no variants. Raises :class:`OptionError`."""
+    if found := range_of(options.dims):
+        raise OptionError(
+            f"dims gives '{found[0]}' the range {found[1]}, and this is made for one shape: give "
+            "each dimension one size"
+        )
     if len(variants := choices(options.dims)) > 1:
         raise OptionError(
             f"dims asks for {len(variants)} variants, and this is made for one shape: give each "
@@ -349,13 +368,14 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
             left = caching.missing(folders, stack)
         if left:
             stack.enter_context(made_early(backend.c_sources, left[0][1], compiler, isa))
-            making = [c for library, _ in left for c in library.compilations]
             with Workers(options.workers or backend.builders) as workers:
-                for compilation in making:
-                    compilation.shipped = known
-                    compilation.prepare(machine, records, workers)
-                    if known:
-                        _say_followed(compilation)
+                for library, _ in left:
+                    for compilation in library.compilations:
+                        compilation.shipped = known
+                    library.prepare(machine, records, workers)
+                making = [c for library, _ in left for c in library.compilations]
+                for compilation in making if known else ():
+                    _say_followed(compilation)
                 if effort is not None:
                     from gtco.driver.measuring import measure
 
@@ -368,6 +388,7 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
         for library, folder in zip(libraries, folders, strict=True):
             publish(folder, library.output)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    compilations = [c for library in libraries for c in library.compilations]
     for compilation in compilations:
         compilation.report.peak_memory_bytes = peak
     for library in libraries:

@@ -51,7 +51,9 @@ def _export(options: argparse.Namespace) -> None:
     if size and min(size) < 1:
         raise OptionError(f"--image-size {size[0]} {size[1]}: give a positive height and width")
     model = create(options.name, options.seed, options.checkpoint, size)
-    inputs = example_inputs(options.name, options.batch, size)
+    # a batch of 1 is not left open by torch
+    batch = max(2, options.batch) if options.dynamic_batch else options.batch
+    inputs = example_inputs(options.name, batch, size)
     path = export_onnx(
         model,
         inputs,
@@ -59,8 +61,10 @@ def _export(options: argparse.Namespace) -> None:
         opset=options.opset,
         exporter=options.exporter,
         simplify=options.simplify,
+        dynamic_batch=options.dynamic_batch,
     )
-    shape = "x".join(str(extent) for extent in inputs[0].shape)
+    extents = ["batch", *inputs[0].shape[1:]] if options.dynamic_batch else inputs[0].shape
+    shape = "x".join(map(str, extents))
     print(f"{path}: {options.name}, input image {shape}, opset {options.opset}, {options.exporter}")
 
 
@@ -72,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("name", metavar="NAME", help="a name from the list")
     export.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.onnx")
     export.add_argument("--batch", type=int, default=1, metavar="N")
+    export.add_argument(
+        "--dynamic-batch", action="store_true", help="leave the batch open, as 'batch'"
+    )
     export.add_argument("--image-size", type=int, nargs=2, metavar=("H", "W"))
     export.add_argument("--opset", type=int, default=20)
     export.add_argument("--exporter", choices=EXPORTERS, default="dynamo")

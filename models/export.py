@@ -32,14 +32,17 @@ def export_onnx(
     opset: int = 20,
     exporter: str = "dynamo",
     simplify: bool = False,
+    dynamic_batch: bool = False,
 ) -> Path:
     """Export ``model``, called on ``inputs`` of the shapes the graph will have; returns ``path``.
 
-    ``exporter`` is ``"dynamo"`` (``torch.export``) or ``"torchscript"`` (tracing); ``simplify``
-    runs onnxsim on the result. A single input is named ``image``; outputs are named by the model's
-    ``output_names`` where it has that. Weights beyond protobuf's 2 GB go to ``path`` + ``.data``
-    beside it. The files appear under their names only when they are whole. Raises
-    :class:`OptionError` for an unknown exporter and :class:`ModelError` when the export fails.
+    With ``dynamic_batch`` the first axis of every input is the symbolic dimension ``batch``, of
+    which ``inputs`` are 2 or more. ``exporter`` is ``"dynamo"`` (``torch.export``) or
+    ``"torchscript"`` (tracing); ``simplify`` runs onnxsim on the result. A single input is named
+    ``image``; outputs are named by the model's ``output_names`` where it has that. Weights beyond
+    protobuf's 2 GB go to ``path`` + ``.data`` beside it. The files appear under their names only
+    when they are whole. Raises :class:`OptionError` for an unknown exporter and
+    :class:`ModelError` when the export fails.
     """
     if exporter not in EXPORTERS:
         raise OptionError(f"unknown exporter {exporter!r}; choose one of: {', '.join(EXPORTERS)}")
@@ -47,6 +50,8 @@ def export_onnx(
     names: dict[str, Any] = {}
     if len(inputs) == 1:
         names["input_names"] = ["image"]
+    if dynamic_batch:
+        names |= _any_batch(exporter, len(inputs), getattr(model, "output_names", None))
     output_names: Any = getattr(model, "output_names", None)
     if output_names:
         names["output_names"] = list(output_names)
@@ -67,6 +72,14 @@ def export_onnx(
             proto = _simplify(proto)
         _write(proto, path, Path(folder))
     return path
+
+
+def _any_batch(exporter: str, count: int, outputs: Sequence[str] | None) -> dict[str, Any]:
+    """How each exporter is told that the batch is open."""
+    if exporter == "dynamo":
+        return {"dynamic_shapes": tuple({0: torch.export.Dim("batch")} for _ in range(count))}
+    inputs = ["image"] if count == 1 else []
+    return {"dynamic_axes": {name: {0: "batch"} for name in (*inputs, *(outputs or ()))}}
 
 
 def _export_dynamo(

@@ -111,9 +111,11 @@ def build(
     timeout: float = 1800.0,
     tuning: Tuning = Tuning(),
     target: str = "native",
+    dims: Mapping[str, str] | None = None,
 ) -> Build:
-    """Compiles ``model`` (.onnx) to ``library``, within ``timeout`` seconds in addition to those of
-    ``tuning``. Never raises for a failed compile: ``error`` says why it failed.
+    """Compiles ``model`` (.onnx) to ``library``, with ranges of sizes in ``dims``, within
+    ``timeout`` seconds in addition to those of ``tuning``. Never raises for a failed compile:
+    ``error`` says why it failed.
     """
     timeout += tuning.seconds or 0.0
     earlier = tuning.earlier()
@@ -126,6 +128,7 @@ def build(
                     "library": str(library),
                     "threads": threads,
                     "shapes": dict(shapes or {}),
+                    "dims": dict(dims or {}),
                     "precision": precision,
                     "tune": tuning.effort,
                     "seconds": tuning.seconds,
@@ -259,6 +262,7 @@ def main(argv: list[str]) -> int:
             job["library"],
             threads=job["threads"],
             shapes=job["shapes"] or None,
+            dims=job["dims"] or None,
             precision=job["precision"],
             tune=effort(job),
             records=job["records"],

@@ -109,7 +109,8 @@ def open_openvino(job: Job) -> System:
     core = ov.Core()
     model = core.read_model(job["onnx"])
     feed = load_inputs(job)
-    if any(port.partial_shape.is_dynamic for port in model.inputs):
+    open_sizes = any(port.partial_shape.is_dynamic for port in model.inputs)
+    if open_sizes and not job.get("dynamic"):
         model.reshape({name: list(value.shape) for name, value in feed.items()})
     compiled = core.compile_model(model, "CPU", _settings(job))
     request = compiled.create_infer_request()

@@ -19,6 +19,7 @@ import onnx
 from gtco.cli.run_command import make_inputs as random_inputs
 from gtco.frontend.dimensions import Shapes, set_sizes
 from gtco.runtime.library import check_model, read_metadata, tensor_specs
+from gtco.runtime.ranges import Covered
 from gtco.runtime.variants import choose, described_variants, dimensions
 from gtco.support.errors import ModelError, OptionError
 from gtco.support.sizes import flags
@@ -132,7 +133,12 @@ def prepare_library(library: Path, folder: Path, sizes: Shapes) -> Workload:
     metadata = read_metadata(library)
     variant = choose(metadata, sizes, library)
     if variant is None:
-        known = dimensions([one["sizes"] for one in described_variants(metadata)])
+        covered = Covered.of(metadata)
+        known = (
+            {covered.symbol: covered.sizes}
+            if covered
+            else dimensions([one["sizes"] for one in described_variants(metadata)])
+        )
         raise OptionError(
             f"{library} was compiled for several shapes: choose one with {flags(known)}"
         )

@@ -1,12 +1,12 @@
 """An HTTP server that batches requests: it runs those that wait together as one batch.
 
-    gtco compile vit.onnx -o vit.so --dim batch=1,2,4,8
+    gtco compile vit.onnx -o vit.so --dim batch=1..8
     python server.py vit.so --port 8000 --wait-ms 2
     curl --data-binary @image.npy http://127.0.0.1:8000/ -o logits.npy
 
 A request's body is an .npy file of one sample, without the batch axis; the answer is the .npy file
-of the first output. The model has one input and was compiled for several batches. Needs gtco and
-numpy alone.
+of the first output. The model has one input and was compiled for a range or a list of batches.
+Needs gtco and numpy alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_BYTES = 64 << 20  # of a request
 
 class Batcher:
     """Collects samples that arrive within ``wait`` seconds and runs them as the least batch of the
-    library that holds them. The rest of such a batch is zeros.
+    library that holds them. With a list of batches the rest of such a batch is zeros.
     """
 
     def __init__(self, library: str, wait: float):
@@ -115,7 +115,7 @@ def handler(batcher: Batcher) -> type[BaseHTTPRequestHandler]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serves a compiled model over HTTP.")
-    parser.add_argument("library", help="compiled with --dim batch=1,2,4,8 or another list")
+    parser.add_argument("library", help="compiled with --dim batch=1..8, or another range or list")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     parser.add_argument("--wait-ms", type=float, default=2.0, help="for others to join a batch")

@@ -22,10 +22,10 @@ from gtco.support.options import (
     check_place,
     whole_number,
 )
-from gtco.support.sizes import names_of
+from gtco.support.sizes import Range, names_of
 
 T = TypeVar("T")
-_RANGE = re.compile(r"\d+(\.\.|:|-)\d+(:\d+)?")  # 1..64, 224..1022:14
+_LIKE_A_RANGE = re.compile(r"\d+(\.\.\.?|:|-)\d.*")  # 1-64, 1:64; 1..64 is one
 
 
 def shape(text: str) -> tuple[str, int | tuple[int, ...]]:
@@ -40,17 +40,24 @@ def shape(text: str) -> tuple[str, int | tuple[int, ...]]:
     return name, int(value) if value.isdecimal() else tuple(map(int, sizes))
 
 
-def dim(text: str) -> tuple[str, list[int]]:
-    """``batch=1,4,16`` as ("batch", [1, 4, 16])."""
+def dim(text: str) -> tuple[str, list[int] | Range]:
+    """``batch=1,4,16`` as ("batch", [1, 4, 16]), ``batch=1..64`` as ("batch", Range(1, 64))."""
     name, _, value = text.rpartition("=")
-    if name and _RANGE.fullmatch(value):
+    try:
+        if name and (found := Range.parse(value)):
+            return name, found
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"'{text}': {error}") from None
+    if name and _LIKE_A_RANGE.fullmatch(value):
         raise argparse.ArgumentTypeError(
-            f"'{text}': ranges are not possible yet. A list of sizes is, such as {name}=1,4,16"
+            f"'{text}': a range is NAME=LOW..HIGH or NAME=LOW..HIGH:STEP, such as {name}=1..64, "
+            f"and sizes that matter most come behind an @, such as {name}=1..64@1,8"
         )
     sizes = value.split(",")
     if not name or not all(size.isdecimal() and int(size) >= 1 for size in sizes):
         raise argparse.ArgumentTypeError(
-            f"'{text}' is not NAME=SIZE,SIZE,... with sizes of 1 or more, such as batch=1,4,16"
+            f"'{text}' is not NAME=SIZE,SIZE,... with sizes of 1 or more, such as batch=1,4,16, "
+            "and no range NAME=LOW..HIGH, such as batch=1..64"
         )
     return name, list(map(int, sizes))
 
@@ -180,21 +187,24 @@ def add_dim(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=SIZE",
-        help="of a library of several shapes: the size of a dimension (batch=4, or x.0=4); may be "
-        "repeated",
+        help="of a library of several shapes or a range: the size of a dimension (batch=4, or "
+        "x.0=4); may be repeated",
     )
 
 
-def one_size_each(dims: Iterable[tuple[str, list[int]]]) -> dict[str, int]:
+def one_size_each(dims: Iterable[tuple[str, list[int] | Range]]) -> dict[str, int]:
     """The sizes of ``--dim`` of such a command, by name."""
-    given = unique(dims, "--dim")
-    for name, sizes in given.items():
-        if len(sizes) > 1:
+    found: dict[str, int] = {}
+    for name, sizes in unique(dims, "--dim").items():
+        first, *others = sizes
+        if others:
+            said = str(sizes) if isinstance(sizes, Range) else ",".join(map(str, sizes))
             raise OptionError(
-                f"--dim {name}={','.join(map(str, sizes))}: this command takes one size of each "
-                f"dimension, such as {name}={sizes[0]}"
+                f"--dim {name}={said}: this command takes one size of each dimension, such as "
+                f"{name}={first}"
             )
-    return {one: sizes[0] for name, sizes in given.items() for one in names_of(name)}
+        found |= dict.fromkeys(names_of(name), first)
+    return found
 
 
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
@@ -249,10 +259,12 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         action="append",
         default=[],
-        metavar="NAME=SIZE,SIZE,...",
-        help="sizes of a symbolic dimension, named as in --shape (batch=1,4,16). Each is compiled, "
-        "and a run takes the one that its inputs have; may be repeated, which compiles every "
-        "combination. --dim alone, with compile, lists the dimensions of the model",
+        metavar="NAME=SIZES",
+        help="sizes of a symbolic dimension, named as in --shape: a range of batches (batch=1..64, "
+        "4..64:4 with a step, 1..64@1,8 with the sizes that matter most), of which any runs; or a "
+        "list (batch=1,4,16), of which each is compiled, and a run takes the one that its inputs "
+        "have; may be repeated, which compiles every combination. --dim alone, with compile, lists "
+        "the dimensions of the model",
     )
     parser.add_argument(
         "--no-simplify",

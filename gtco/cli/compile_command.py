@@ -98,7 +98,10 @@ def list_dimensions(model: Path) -> int:
         table.row(name, ", ".join(f"{tensor} axis {axis}" for tensor, axis in places))
     show(table)
     name = next(iter(found))
-    say(f"give each a size (--shape {name}=1) or a list of sizes (--dim {name}=1,4,16)")
+    say(
+        f"give each a size (--shape {name}=1), a range of batches (--dim {name}=1..64) or a list "
+        f"of sizes (--dim {name}=1,4,16)"
+    )
     return 0
 
 

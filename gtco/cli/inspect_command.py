@@ -101,14 +101,22 @@ def main(options: argparse.Namespace) -> int:
     else:
         found = inspect_variants(options.model, options)
     title, every = str(options.model), list(found.values())
+    # of a range these are its parts, unless --dim chose one size of a library
+    of_range = every[0].details["metadata"].get("range")
+    if of_range and options.dim and options.model.suffix == ".so":
+        of_range = None
+    alone = len(every) == 1 and not of_range
     if options.json:
         whole = (
             every[0].to_json()
-            if len(every) == 1
-            else {"variants": {sizes: seen.to_json() for sizes, seen in found.items()}}
+            if alone
+            else {
+                **({"range": of_range} if of_range else {}),
+                "variants": {sizes: seen.to_json() for sizes, seen in found.items()},
+            }
         )
         print(json.dumps(whole, indent=1, default=str))
-    elif len(every) == 1:
+    elif alone:
         sizes = next(iter(found))
         show(f"{title} ({sizes})" if sizes else title, every[0], options.all)
     else:
@@ -140,6 +148,8 @@ def inspect_variants(library: Path, options: argparse.Namespace) -> dict[str, In
 
 def show_variants(title: str, found: Mapping[str, Inspection]) -> None:
     """Prints a row for each variant."""
+    from gtco.runtime.library import tensor_specs
+
     table = Table(f"{title}: {len(found)} variants")
     table.column("sizes", least=12)
     for heading in ("stages", "MFLOP", "arena", "predicted ms", "measured ms", "% of peak"):
@@ -160,6 +170,16 @@ def show_variants(title: str, found: Mapping[str, Inspection]) -> None:
     console.show(table)
     first, seen = next(iter(found.items()))
     weights = seen.details["metadata"].get("weights_bytes")
+    if of := seen.details["metadata"].get("range"):
+        step = f" in steps of {of['step']}" if of["step"] > 1 else ""
+        say(
+            f"{of['symbol']} of {of['low']} to {of['high']}{step} runs as the cheapest sum of "
+            f"these; they share one arena and {size(weights)} of weights"
+        )
+        for kind in ("inputs", "outputs"):
+            say(f"{kind}: {'; '.join(map(str, tensor_specs(seen.details['metadata'], kind)))}")
+        say(f"--dim {of['symbol']}={of['low']} shows the stages of one size")
+        return
     say(f"all share one arena and {size(weights)} of weights")
     say(f"--dim {first.replace(', ', ' --dim ')} shows the stages of one of them")
 

@@ -20,7 +20,8 @@ from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
-from gtco.runtime.plan import BufferRef, Step, TensorSpec, Variant, plan_arena, round_up
+from gtco.runtime.plan import BufferRef, Cover, Step, TensorSpec, Variant, plan_arena, round_up
+from gtco.support.sizes import Range
 from gtco.support.version import __version__
 from gtco.tensor.intrinsics.table import multiplied
 from gtco.tensor.operators import (
@@ -125,8 +126,10 @@ def assemble_variants(
     precision: str,
     notes: Sequence[str],
     identity: str = "",
+    ranged: Ranged | None = None,
 ) -> Artifact:
-    """The artifact of a model with several variants, for a CPU. Constants that are one array in
+    """The artifact of a model with several variants, for a CPU; with ``ranged`` they are the parts
+    that a batch is made of. Constants that are one array in
     several graphs (:class:`gtco.driver.shared.Shared`) are packed once for each layout. Takes the
     constants out of the graphs, as :func:`assemble` does.
     """
@@ -161,10 +164,19 @@ def assemble_variants(
                 part.sizes,
             )
         )
+    cover = ranged.cover(variants) if ranged else None
+    if cover:
+        inputs, outputs = (
+            with_symbol(specs, cover) for specs in (variants[0].inputs, variants[0].outputs)
+        )
+    else:
+        sizes = [part.sizes for part in parts]
+        inputs = symbolic([v.inputs for v in variants], sizes)
+        outputs = symbolic([v.outputs for v in variants], sizes)
     return Artifact(
         name=name,
-        inputs=symbolic([v.inputs for v in variants], [p.sizes for p in parts]),
-        outputs=symbolic([v.outputs for v in variants], [p.sizes for p in parts]),
+        inputs=inputs,
+        outputs=outputs,
         steps=(),
         arena_bytes=max(variant.arena_bytes for variant in variants),
         weights=weights.packed(),
@@ -172,7 +184,42 @@ def assemble_variants(
         threads=threads,
         metadata=_metadata(target, precision, notes, identity, weights),
         variants=tuple(variants),
+        cover=cover,
     )
+
+
+@dataclass(frozen=True)
+class Ranged:
+    """A range of sizes that the parts of a library are to cover, and where tensors have samples."""
+
+    symbol: str
+    sizes: Range
+    axes: Mapping[str, int | None]
+
+    def cover(self, variants: Sequence[Variant]) -> Cover:
+        """With the variants' predicted times as prices."""
+        seconds = [sum(s.info["predicted_seconds"] for s in v.steps) for v in variants]
+        return Cover(
+            self.symbol,
+            self.sizes,
+            tuple(variant.sizes[self.symbol] for variant in variants),
+            tuple(max(1, round(1e9 * one)) for one in seconds),
+            self.axes,
+        )
+
+
+def with_symbol(tensors: Sequence[TensorSpec], cover: Cover) -> tuple[TensorSpec, ...]:
+    """The tensors of a model with a range, from those of its first variant. A size that is the
+    dimension times a number is named by its place (``y.0``).
+    """
+    found = []
+    for spec in tensors:
+        shape: list[int | str] = list(spec.shape)
+        if (axis := cover.axes[spec.name]) is not None:
+            alone = shape[axis] == cover.sizes[0]
+            shape[axis] = cover.symbol if alone else f"{spec.name}.{axis}"
+        found.append(replace(spec, shape=tuple(shape)))
+    return tuple(found)
 
 
 def _named(

@@ -25,6 +25,7 @@ from gtco.machine.target import Machine, cpu_identity
 from gtco.runtime.cross import compiler_for
 from gtco.search.records.records import Records
 from gtco.support.options import CompileOptions, Tune
+from gtco.support.sizes import Range
 
 if TYPE_CHECKING:
     from gtco.search.calibration.rates import RateTable
@@ -80,6 +81,8 @@ def _plain(value: Any) -> Any:
     """A value of an option as JSON."""
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, Range):
+        return f"{value} {value.symbol}"
     if hasattr(value, "__index__"):
         return int(value)
     return list(value)

@@ -81,6 +81,7 @@ class Compilation:
         self.whole: Graph  # what is cut
         self.graph: Graph  # what the stages are of, some movement copied
         self.found: Partition
+        self.lowered: Graph | None = None  # before any rewrite, where shared.compared
         self.generated: Generated
         self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
         self.launching: Launching | None = None  # of a model for GPUs
@@ -106,9 +107,21 @@ class Compilation:
             self.graph, self.found = self.fuse(self.whole, policy)
             say(f"{len(self.found.stages)} stages, {self.found.unique} of them different")
 
+    def only_lowered(self, machine: Machine) -> Graph:
+        """The model as it is lowered, to be compared with other sizes of it."""
+        from gtco.graph.lower.walk import lower
+
+        self.backend = backend_of(machine)
+        with self.phase("read"):
+            return lower(self.read())
+
     def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
         """The steps from the model to the kernels that the policy picks."""
         self.partition(machine, records)
+        self.build(workers)
+
+    def build(self, workers: Workers) -> None:
+        """The step from the stages to the kernels that the policy picks."""
         with self.phase("generate") as say:
             self.generated = self.generate(list(self.found.stages), self.policy, workers)
             code = sum(k.nbytes for k in self.generated.kernels.values())
@@ -238,6 +251,8 @@ class Compilation:
 
         graph = lower(imported)
         check_sizes(graph)
+        if self.shared is not None and self.shared.compared:
+            self.lowered = graph
         self.dump("2-lowered.txt", graph.dump())
 
         def integers(graph: Graph) -> Graph:

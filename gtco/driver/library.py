@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gtco.driver.assembly import Part, assemble_variants
+from gtco.codegen.workers import Workers
+from gtco.driver import parts
+from gtco.driver.assembly import Part, Ranged, assemble_variants
 from gtco.driver.checks import is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier
 from gtco.driver.compiled import CompileReport
 from gtco.driver.shared import Shared
-from gtco.machine.target import Target
+from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import build_artifact
+from gtco.search.records.records import Records
 from gtco.support.options import CompileOptions
-from gtco.support.sizes import choices, fixed, said
+from gtco.support.sizes import choices, fixed, names_of, range_of, said
+
+if TYPE_CHECKING:
+    from gtco.graph.graph import Graph
 
 OF_ALL = ("calibrate", "tune")  # phases that go over all variants
 
 
 class Library:
-    """A model and its options, as a compilation for each variant; most models have one."""
+    """A model and its options, as a compilation for each variant; most models have one. With a
+    range the variants are parts of a batch (:mod:`gtco.driver.parts`).
+    """
 
     def __init__(
         self,
@@ -35,12 +43,87 @@ class Library:
         self.fetched: CompileReport | None = None  # of a library from the cache
         # A module is exported for each of its shapes; other models are read once.
         self.one_source = is_onnx(model) or is_program(model)
-        self.sizes = choices(options.dims)
-        shared = Shared() if len(self.sizes) > 1 else None
-        self.compilations = [
-            _compilation(model, self.output, example_inputs, options, progress, sizes, shared)
-            for sizes in self.sizes
-        ]
+        self.range = range_of(options.dims)
+        self.axes: Mapping[str, int | None] = {}  # where tensors have samples, with a range
+        if self.range is not None:
+            tried = parts.candidates(self.range[1], _cores(options))
+            self.sizes = [{self.symbol: n} for n in tried]
+        else:
+            self.sizes = choices(options.dims)
+        self._several = len(self.sizes) > 1 or self.range is not None
+        shared = Shared(compared=self.range is not None) if self._several else None
+
+        def at(sizes: Mapping[str, int]) -> Compilation:
+            places = self._by_place(sizes)
+            label = said(sizes)
+            return _compilation(
+                model, self.output, example_inputs, options, progress, places, shared, label
+            )
+
+        self._at = at
+        self.compilations = list(map(at, self.sizes))
+
+    @property
+    def symbol(self) -> str:
+        """The name of the dimension with a range."""
+        assert self.range is not None
+        key, sizes = self.range
+        return sizes.symbol or names_of(key)[0]
+
+    def _by_place(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """The sizes as the model's dimensions are named."""
+        if self.range is None:
+            return sizes
+        return {name: sizes[self.symbol] for name in names_of(self.range[0])}
+
+    def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
+        """The steps from the model to the kernels, for each variant."""
+        if self.range is None:
+            for run in self.compilations:
+                run.prepare(machine, records, workers)
+            return
+        for run in self.compilations:
+            run.partition(machine, records)
+        self._prove(machine)
+        prices = {
+            one[self.symbol]: sum(map(run.policy.predict, run.found.stages))
+            for one, run in zip(self.sizes, self.compilations, strict=True)
+        }
+        self._keep(parts.kept(self.range[1], prices))
+        for run in self.compilations:
+            run.build(workers)
+
+    def _prove(self, machine: Machine) -> None:
+        """Raises :class:`ShapeError` if the model cannot be run in parts. Sets ``axes``."""
+        assert self.range is not None
+        graphs: dict[int, Graph] = {}
+        for one, run in zip(self.sizes, self.compilations, strict=True):
+            assert run.lowered is not None
+            graphs[one[self.symbol]], run.lowered = run.lowered, None
+        if sum(size > 1 for size in graphs) < 2:  # sizes of 1 say nothing of where samples are
+            more = 2 * max(graphs)
+            graphs[more] = self._at({self.symbol: more}).only_lowered(machine)
+        key, sizes = self.range
+        self.axes = parts.proven(self.symbol, f"{key}={sizes}", graphs)
+
+    def _keep(self, sizes: Collection[int]) -> None:
+        """Leaves out the compilations of all other parts; what they took is still reported."""
+        every = list(zip(self.sizes, self.compilations, strict=True))
+        left = [(one, run) for one, run in every if one[self.symbol] in sizes]
+        self.sizes, self.compilations = [one for one, _ in left], [run for _, run in left]
+        for one, run in every:
+            if one[self.symbol] not in sizes:
+                self.compilations[0].report.phases += run.report.phases
+
+    def _verified(self) -> list[Mapping[str, int] | None]:
+        """The sizes at which each variant is compared. With a range they are sums of parts."""
+        if self.range is None:
+            return [one or None for one in self.sizes]
+        every = [*self.range[1]]
+        own = [one[self.symbol] for one in self.sizes]
+        wanted = [sum(own[: n + 1]) for n in range(len(own))] if len(own) > 1 else [3 * own[0]]
+        found = [next((n for n in every if n >= least), every[-1]) for least in wanted]
+        return [{self.symbol: n} for n in found]
 
     def digests(self) -> list[str] | None:
         """The digests of the model in each of its shapes. None if a model has none."""
@@ -53,11 +136,14 @@ class Library:
         """Compares the library in ``folder``, from the cache, where that is asked for."""
         report = self.fetched
         assert report is not None
+        if self.range is not None:
+            made = [one[self.symbol] for one in self.sizes if said(one) in report.variants]
+            self._keep(made)
         first = self.compilations[0]
         report.phases = first.report.phases
         report.notes = [*report.notes, *(n for n in first.report.notes if n not in report.notes)]
-        for run, sizes in zip(self.compilations, self.sizes, strict=True):
-            run.verify(folder / self.output.name, sizes or None)
+        for run, sizes in zip(self.compilations, self._verified(), strict=True):
+            run.verify(folder / self.output.name, sizes)
         reports = [*report.variants.values()] or [report]
         for run, one in zip(self.compilations, reports, strict=True):
             one.verification = run.report.verification
@@ -72,7 +158,7 @@ class Library:
         """What the compile did; that of several variants has the report of each."""
         if self.fetched is not None:
             return self.fetched
-        if len(self.compilations) == 1:
+        if not self._several:
             return self.compilations[0].report
         first = self.compilations[0].report
         reports = [c.report for c in self.compilations]
@@ -105,14 +191,14 @@ class Library:
 
     def finish(self, folder: Path) -> None:
         """The library, made in ``folder`` and compared where that is asked for."""
-        if len(self.compilations) == 1:
+        if not self._several:
             self.compilations[0].finish(folder)
             return
         first = self.compilations[0]
         with first.phase("link") as say:
             library = self._link(folder)
             say(f"{len(self.sizes)} variants, {first.memory()}")
-        for run, sizes in zip(self.compilations, self.sizes, strict=True):
+        for run, sizes in zip(self.compilations, self._verified(), strict=True):
             run.verify(library, sizes)
 
     def _link(self, folder: Path) -> Path:
@@ -121,7 +207,7 @@ class Library:
         assert shared is not None and isinstance(machine, Target)  # GPUs have one variant
         for run in self.compilations:
             shared.unite(run.graph)
-        parts = [
+        made = [
             Part(sizes, run.graph, run.generated)
             for sizes, run in zip(self.sizes, self.compilations, strict=True)
         ]
@@ -130,16 +216,23 @@ class Library:
         shared.forget()
         artifact = assemble_variants(
             identifier(self.output.stem),
-            parts,
+            made,
             machine,
             first.options.threads,
             first.options.precision,
             self._notes([run.report for run in self.compilations]),
             first.identity,
+            Ranged(self.symbol, self.range[1], self.axes) if self.range else None,
         )
         for run, variant in zip(self.compilations, artifact.variants, strict=True):
             run.tell(variant.steps, artifact)
         return build_artifact(artifact, folder, self.output)
+
+
+def _cores(options: CompileOptions) -> int:
+    """The cores that a run has."""
+    machine = target(options.target)
+    return options.threads or (machine.cores if isinstance(machine, Target) else 1)
 
 
 def _compilation(
@@ -150,8 +243,11 @@ def _compilation(
     progress: Progress,
     sizes: Mapping[str, int],
     shared: Shared | None,
+    label: str,
 ) -> Compilation:
-    """The compilation of one variant: its sizes are fixed as those of ``shapes`` are."""
+    """The compilation of one variant: its sizes are fixed as those of ``shapes`` are. ``label``
+    says which it is.
+    """
     given = {**fixed(options.dims), **sizes}
     # a module has only the shapes of its example inputs, and no dimensions that have names
     if given and not is_onnx(model) and not is_program(model):
@@ -162,7 +258,6 @@ def _compilation(
     own = replace(options, shapes={**options.shapes, **given}, dims={})
     if shared is None:
         return Compilation(model, output, example_inputs, own, progress)
-    label = said(sizes)
     if own.dump is not None:
         own = replace(own, dump=own.dump / label.replace(", ", ",").replace("/", "_"))
 

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 class Shared:
     """- ``kernels``: by the key of the stage, the config and the kernel that was built for it;
     - the model as it was read (:meth:`read`);
-    - constants with equal contents as one array (:meth:`unite`).
+    - constants with equal contents as one array (:meth:`unite`);
+    - ``compared``: the variants' graphs are kept as they were lowered, to be compared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compared: bool = False) -> None:
+        self.compared = compared
         self.kernels: dict[str, tuple[Config, Kernel]] = {}
         self._source: Any = None
         self._arrays: dict[tuple[Any, ...], np.ndarray] = {}

@@ -38,6 +38,12 @@ def resized(module: Any, example_inputs: Any, sizes: Mapping[str, int]) -> Any:
     return tuple(values.values())
 
 
+def names_of_arguments(module: Any, example_inputs: Any) -> list[str]:
+    """The names of the module's arguments that the example inputs give."""
+    args, kwargs = call_arguments(example_inputs)
+    return [*_names(module, len(args)), *kwargs]
+
+
 def _names(module: Any, count: int) -> list[str]:
     """The names of the first arguments of the module's forward."""
     try:

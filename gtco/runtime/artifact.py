@@ -36,7 +36,7 @@ from gtco.runtime.gpu_table import (
     images_data,
     write_images,
 )
-from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec, Variant
+from gtco.runtime.plan import ALIGNMENT, DTYPES, Cover, Step, TensorSpec, Variant
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
 from gtco.support.errors import BuildError, ShapeError
@@ -47,8 +47,8 @@ WEIGHTS_MAGIC, WEIGHTS_HEADER_BYTES = b"GTCOWGT1", 4096  # csrc/weights.c
 MAX_STEPS, MAX_TASKS = 0xFFFD, 2**31 - 1  # what fits in the pool's word, csrc/thread_pool.c
 EXPORTS = (
     "gtco_open gtco_close gtco_num_inputs gtco_num_outputs gtco_input gtco_output gtco_set_shapes "
-    "gtco_sized_input gtco_sized_output gtco_run gtco_run_on gtco_wait gtco_profile "
-    "gtco_num_steps gtco_num_threads gtco_launch_mode "
+    "gtco_sized_input gtco_sized_output gtco_run gtco_run_shapes gtco_run_on gtco_wait "
+    "gtco_profile gtco_num_steps gtco_num_threads gtco_launch_mode "
     "gtco_metadata gtco_artifact_metadata gtco_last_error gtco_status_string gtco_abi_version"
 ).split()
 # An artifact needs only libc and libm (for GPUs also libdl, if that is not part of libc). It has no
@@ -69,6 +69,7 @@ class Artifact:
       weight buffers refer
     - ``variants``: of a model of several shapes, one for each; its ``inputs`` and ``outputs`` then
       have symbolic sizes, and its ``steps`` are empty. A model of one shape has none
+    - ``cover``: the range of sizes that the variants together run, if there is one
     - ``cpu_features``: the instruction sets that the kernels need, by LLVM's names; they are
       checked when the model is opened
     - ``threads``: 0 means all that the process may use
@@ -87,6 +88,7 @@ class Artifact:
     threads: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
+    cover: Cover | None = None
     isa: Isa = X86_64
 
     @property
@@ -269,6 +271,7 @@ def _build(
             weights_inside=inside,
             identity=identity,
             closed=closed(artifact.kernels.values()),
+            cover=artifact.cover,
         )
         sources, library = CPU_SOURCES, "-lm"
         for number, code in enumerate(artifact.kernels.values()):
@@ -314,6 +317,7 @@ def _build(
             artifact.inputs,
             artifact.outputs,
             variants_of(artifact),
+            artifact.cover if isinstance(artifact, Artifact) else None,
         )
     )
     return identity
@@ -360,6 +364,8 @@ def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
         "arena_bytes": artifact.arena_bytes,
         "weights_bytes": artifact.weights_bytes,
     }
+    if isinstance(artifact, Artifact) and artifact.cover:
+        own["range"] = artifact.cover.to_json()
     if isinstance(artifact, Artifact) and artifact.variants:
         own["variants"] = [
             {

@@ -59,6 +59,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gtco_output": (POINTER(TensorInfo), (c_void_p, c_int)),
     # arrays of pointers are c_void_p here: ctypes converts that twice as fast as POINTER(c_void_p)
     "gtco_run": (c_int, (c_void_p, c_void_p, c_void_p)),
+    "gtco_run_shapes": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
     "gtco_run_on": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
     "gtco_wait": (c_int, (c_void_p,)),
     "gtco_profile": (c_int, (c_void_p, c_void_p, c_void_p, POINTER(c_double))),
@@ -71,7 +72,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 # libraries of the first versions lack these, and may
 LATER = {
     *("gtco_run_on", "gtco_wait", "gtco_launch_mode"),
-    *("gtco_set_shapes", "gtco_sized_input", "gtco_sized_output"),
+    *("gtco_set_shapes", "gtco_sized_input", "gtco_sized_output", "gtco_run_shapes"),
 }
 
 # A fork waits until no other thread is inside the dynamic loader, whose state the child inherits.

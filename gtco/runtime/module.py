@@ -18,7 +18,9 @@ from gtco.runtime.binding import bind, feeds_of, given_outputs, output_names
 from gtco.runtime.device_tensors import Caller, device_of
 from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, LAUNCHES, OK, open_library, release, tensor_specs
+from gtco.runtime.plan import TensorSpec
 from gtco.runtime.publish import publish, staging, weights_name, write_error
+from gtco.runtime.ranges import Covered
 from gtco.runtime.tensors import Place, address_of, as_stored, like
 from gtco.runtime.variants import (
     SizedModel,
@@ -29,6 +31,7 @@ from gtco.runtime.variants import (
 )
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.support.options import MOST_THREADS, check_place, check_whole
+from gtco.support.sizes import Range
 
 
 def load(
@@ -52,8 +55,8 @@ def load(
       first
     - ``launches``: how such a model is launched; None means as the compile chose
       (:attr:`Model.launches`)
-    - ``dims``: of a model that was compiled for several shapes, the sizes of the only one that this
-      model shall run, such as ``{"batch": 4}``; without them a call's inputs decide
+    - ``dims``: of a model that was compiled for several shapes or a range, the sizes of the only
+      shape that this model shall run, such as ``{"batch": 4}``; without them a call's inputs decide
     - ``temporary``: the model owns the folder of the file and removes it when it is closed
 
     Raises :class:`ArtifactError` if the file is not gtco's, is damaged, lacks its weights file, or
@@ -93,7 +96,8 @@ class Model:
 
     - ``inputs`` and ``outputs``: name, dtype and shape of each. If the model was compiled for
       several shapes, sizes that differ between them are the names of dimensions
-    - ``dims``: the sizes of each of these dimensions; empty for a model of one shape
+    - ``dims``: the sizes of each of these dimensions, a list or a range; empty for a model of one
+      shape
     - ``threads``: the number of threads of a run
     - ``device``: the number of the GPU that it runs on; None for a model of the CPU
     - ``launches``: how a run is launched on the GPU, in words; "" for a model of the CPU
@@ -135,13 +139,19 @@ class Model:
         self._close = weakref.finalize(self, release, library, handle, folder, os.getpid())
         self.metadata: dict[str, Any] = library.metadata
         chosen = choose(self.metadata, dims or {}, self.path)
+        covered = Covered.of(self.metadata) if chosen is None else None
         every = [chosen] if chosen is not None else described_variants(self.metadata)
         self.inputs = tensor_specs(chosen or self.metadata, "inputs")
         self.outputs = tensor_specs(chosen or self.metadata, "outputs")
-        self._variants = Variants(list(map(SizedModel, every)), self.inputs)
+        self._variants = Variants(list(map(SizedModel, every)), self.inputs, covered)
+        self._run_shapes = getattr(library, "run_shapes", None)
         # the library's variant, where it has one alone; otherwise a call chooses it
         self._set = None if "variants" in self.metadata else self._variants.only
-        self.dims = dimensions([one.sizes for one in self._variants.every if chosen is None])
+        self.dims: Mapping[str, list[int] | Range] = (
+            {covered.symbol: covered.sizes}
+            if covered
+            else dimensions([one.sizes for one in self._variants.every if chosen is None])
+        )
         self._output_names = [spec.name for spec in self.outputs]
         self._input_names = [spec.name for spec in self.inputs]
         self.threads: int = library.num_threads(handle)
@@ -154,9 +164,14 @@ class Model:
     @property
     def variants(self) -> tuple[SizedModel, ...]:
         """What the model was compiled for: sizes, inputs, outputs and stages of each variant that
-        this model runs, which is one for a model of one shape.
+        this model runs, which is one for a model of one shape. With a range they are the parts that
+        a batch is made of.
         """
         return self._variants.every
+
+    def sized_inputs(self, size: int) -> tuple[TensorSpec, ...]:
+        """The inputs at this size of the model's range."""
+        return self._variants.at(size).inputs
 
     @property
     def stages(self) -> list[dict[str, Any]]:
@@ -164,6 +179,12 @@ class Model:
         :class:`OptionError` for a model of several shapes, each of which has its own.
         """
         if self._variants.only is None:
+            if (covered := self._variants.covered) is not None:
+                raise OptionError(
+                    f"{self.path} runs {covered.symbol} of {covered.sizes}, each as parts with "
+                    "their own stages: gtco.load(path, dims="
+                    f"{{{covered.symbol!r}: {covered.sizes.low}}}) opens one size"
+                )
             raise OptionError(
                 f"{self.path} has {len(self._variants.every)} variants, each with its own stages: "
                 f"gtco.load(path, dims={self._variants.every[0].sizes}) opens one of them"
@@ -390,6 +411,12 @@ class Model:
             self._output_pointers[: len(outputs)] = outputs
             library, pointers = self._library, (self._input_pointers, self._output_pointers)
             if variant is not self._set:
+                plain = not self._held and stream is None and seconds is None
+                if plain and self._run_shapes is not None:  # one call of C less
+                    self._set = None
+                    self._check(self._run_shapes(self._handle, variant.shapes, *pointers))
+                    self._set = variant
+                    return
                 self._check(library.set_shapes(self._handle, variant.shapes))
                 self._set = variant
             if not self._held and stream is None and seconds is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
-from gtco.support.sizes import said
+from gtco.support.sizes import Range, said
 
 ALIGNMENT = 64  # bytes, of every buffer that a kernel sees; GTCO_ALIGNMENT in csrc/plan.h
 
@@ -96,6 +96,34 @@ class Variant:
 
     def __str__(self) -> str:
         return said(self.sizes)
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Of a model that computes each sample by itself: the range of a dimension whose sizes all run,
+    as parts that are variants. Samples are along the outermost axis of a tensor that has them.
+
+    - ``sizes``, ``nanoseconds``: samples of each variant, ascending, and its predicted time
+    - ``axes``: where each input and output has the samples, by its name; None where it is the same
+      for all samples
+    """
+
+    symbol: str
+    sizes_of: Range
+    sizes: tuple[int, ...]
+    nanoseconds: tuple[int, ...]
+    axes: Mapping[str, int | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """What a library's metadata say of it."""
+        return {
+            "symbol": self.symbol,
+            "low": self.sizes_of.low,
+            "high": self.sizes_of.high,
+            "step": self.sizes_of.step,
+            "sizes": list(self.sizes),
+            "nanoseconds": list(self.nanoseconds),
+        }
 
 
 def round_up(value: int, unit: int = ALIGNMENT) -> int:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from gtco.machine.isa import AARCH64, X86_64, Isa
-from gtco.runtime.plan import DTYPES, BufferRef, Step, TensorSpec, Variant
+from gtco.runtime.plan import DTYPES, BufferRef, Cover, Step, TensorSpec, Variant
 from gtco.support.errors import BuildError
 
 CSRC = Path(__file__).parent / "csrc"
@@ -76,13 +76,15 @@ def _tensors(kind: str, specs: Sequence[TensorSpec]) -> list[str]:
     return [*lines, f"static const gtco_tensor_info {kind}s[] = {{", *(rows or [empty]), "};", ""]
 
 
-def _variants(variants: Sequence[Variant]) -> list[str]:
-    """The table of the variants. The only one has the tensors of the model itself."""
+def _variants(variants: Sequence[Variant], cover: Cover | None) -> list[str]:
+    """The table of the variants. The only one, of a model of one shape, has the tensors of the
+    model itself.
+    """
     lines, rows = [], []
     first_step = first_ref = 0
     for number, variant in enumerate(variants):
         names = "inputs, outputs"
-        if len(variants) > 1:
+        if len(variants) > 1 or cover:
             lines += _tensors(f"v{number}_input", variant.inputs)
             lines += _tensors(f"v{number}_output", variant.outputs)
             names = f"v{number}_inputs, v{number}_outputs"
@@ -90,7 +92,19 @@ def _variants(variants: Sequence[Variant]) -> list[str]:
         comment = f" /* {comment_text(str(variant))} */" if variant.sizes else ""
         rows.append(f"  {{{names}, {first_step}, {steps}, {first_ref}, {refs}}},{comment}")
         first_step, first_ref = first_step + steps, first_ref + refs
-    return [*lines, "static const gtco_variant variants[] = {", *rows, "};", ""]
+    return [*lines, "static const gtco_variant variants[] = {", *rows, "};", *_cover(cover), ""]
+
+
+def _cover(cover: Cover | None) -> list[str]:
+    if cover is None:
+        return []
+    sizes, prices = (", ".join(map(str, row)) for row in (cover.sizes, cover.nanoseconds))
+    of = cover.sizes_of
+    return [
+        f"static const int64_t cover_sizes[] = {{{sizes}}}, cover_prices[] = {{{prices}}};",
+        f"static const gtco_cover cover = {{{c_string(cover.symbol)}, {of.low}, {of.high}, "
+        f"{of.step}, cover_sizes, cover_prices}};",
+    ]
 
 
 def _trampolines(steps: Sequence[Step]) -> list[str]:
@@ -132,6 +146,7 @@ def plan_source(
     weights_inside: bool,
     identity: bytes,
     closed: Collection[str] = (),
+    cover: Cover | None = None,
 ) -> str:
     """The C source that defines ``gtco_the_plan``. ``identity`` (32 bytes) ties the library to its
     weights file. ``closed`` are the kernels that call no code outside of the library.
@@ -168,6 +183,7 @@ def plan_source(
         },
         weights_inside=weights_inside,
         identity=identity,
+        cover=cover,
     )
 
 
@@ -184,6 +200,7 @@ def plan_document(
     weights_inside: bool,
     identity: bytes,
     steps: str = "steps",
+    cover: Cover | None = None,
 ) -> str:
     """C that defines ``gtco_the_plan``, for a CPU or a GPU. ``definitions`` come before it and
     define the names that ``steps`` uses; ``numbers`` are fields of it.
@@ -205,7 +222,7 @@ def plan_document(
         "",
         *_tensors("input", inputs),
         *_tensors("output", outputs),
-        *_variants(variants),
+        *_variants(variants, cover),
         *definitions,
         "static const gtco_ref refs[] = {",
         *(ref_rows or ["  {GTCO_REF_ARENA, 0},"]),
@@ -216,7 +233,7 @@ def plan_document(
         "const gtco_plan gtco_the_plan = {",
         f"  .name = {c_string(name)},",
         "  .features = features, .inputs = inputs, .outputs = outputs, .variants = variants,",
-        f"  .steps = {steps}, .refs = refs,",
+        f"  .steps = {steps}, .refs = refs, .cover = {'&cover' if cover else 'NULL'},",
         *(f"  .{field} = {value}," for field, value in counts.items()),
         f"  .weights = {'gtco_the_weights' if weights_inside else 'NULL'},",
         f"  .id = {{{', '.join(map(str, identity))}}},",
@@ -232,6 +249,7 @@ def header_source(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     variants: Sequence[Variant] = (),
+    cover: Cover | None = None,
 ) -> str:
     """NAME.h: the inputs and outputs of this model and the sizes of its variants, then the C
     interface. The header is complete in itself and can be copied alone.
@@ -242,6 +260,9 @@ def header_source(
             " *   none"
         ]
 
+    compiled_for = list(map(str, variants)) if len(variants) > 1 else []
+    if cover:
+        compiled_for = [f"{cover.symbol}={cover.sizes_of}"]
     comment = [
         f"/* Model {comment_text(name)}, compiled by gtco to {comment_text(file_name)}.",
         " *",
@@ -250,8 +271,8 @@ def header_source(
         " *",
         " * outputs",
         *rows(outputs),
-        *([" *", " * compiled for"] if len(variants) > 1 else []),
-        *(f" *   {comment_text(str(variant))}" for variant in variants if len(variants) > 1),
+        *([" *", " * compiled for"] if len(variants) > 1 or cover else []),
+        *(f" *   {comment_text(each)}" for each in compiled_for),
         " */",
         "",
     ]

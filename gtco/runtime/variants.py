@@ -1,8 +1,10 @@
-"""The variants of a library as calls see them, and the choice of the one that a call takes."""
+"""The variants of a library as calls see them, and the choice of the one that a call takes. With a
+range (:mod:`gtco.runtime.ranges`) every size of it is one, made when a call first has it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import addressof, c_int64, c_void_p
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from gtco.runtime.library import tensor_specs
 from gtco.runtime.plan import TensorSpec
+from gtco.runtime.ranges import Covered
 from gtco.runtime.tensors import Place, dense, shape_of, to_numpy
 from gtco.support.errors import InputError, OptionError
 from gtco.support.sizes import said
@@ -24,20 +27,27 @@ class SizedModel:
     """
 
     __slots__ = (
-        *("inputs", "input_places", "output_places", "outputs", "shapes", "sizes", "stages"),
-        "_arrays",
+        *("inputs", "input_places", "output_places", "outputs", "shapes", "sizes"),
+        *("_arrays", "_steps"),
     )
 
     def __init__(self, described: Mapping[str, Any]) -> None:
         self.sizes: dict[str, int] = described.get("sizes", {})
         self.inputs = tensor_specs(described, "inputs")
         self.outputs = tensor_specs(described, "outputs")
-        self.stages: list[dict[str, Any]] = described["steps"]
+        # of a size of a range they are collected when they are asked for
+        self._steps: list[dict[str, Any]] | Callable[[], list[dict[str, Any]]] = described["steps"]
         self.input_places = [Place(spec) for spec in self.inputs]
         self.output_places = [Place(spec) for spec in self.outputs]
         sizes: list[list[Any]] = [list(spec.shape) for spec in self.inputs]
         self._arrays = [(c_int64 * max(1, len(shape)))(*shape) for shape in sizes]
         self.shapes = (c_void_p * max(1, len(sizes)))(*map(addressof, self._arrays))
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        if not isinstance(self._steps, list):
+            self._steps = self._steps()
+        return self._steps
 
     def fit(self, values: Sequence[Any]) -> bool:
         """True if all inputs are arrays that kernels can read as they are."""
@@ -76,6 +86,8 @@ def choose(
     the other sizes decide may be left out. Raises :class:`OptionError` if no variant has them, or
     several have.
     """
+    if found_range := Covered.of(metadata):
+        return found_range.chosen(dims, where)
     every = described_variants(metadata)
     known = dimensions([one.get("sizes", {}) for one in every])
     for name, size in dims.items():
@@ -108,15 +120,25 @@ def _listed(sizes: Sequence[int]) -> str:
     return ",".join(map(str, sizes))
 
 
+MOST_KEPT = 1024  # sizes of a range whose descriptions are kept
+
+
 class Variants:
     """The variants of a library, by the shapes of their inputs. ``only``: the variant, if there is
-    no choice.
+    no choice. ``covered``: the range of sizes that they make together, if there is one.
     """
 
-    def __init__(self, found: Sequence[SizedModel], inputs: Sequence[TensorSpec]) -> None:
-        self.every, self.inputs = tuple(found), inputs
-        self.only = found[0] if len(found) == 1 else None
-        self._by_shapes = {tuple(spec.shape for spec in one.inputs): one for one in found}
+    def __init__(
+        self,
+        found: Sequence[SizedModel],
+        inputs: Sequence[TensorSpec],
+        covered: Covered | None = None,
+    ) -> None:
+        self.every, self.inputs, self.covered = tuple(found), inputs, covered
+        self.only = found[0] if len(found) == 1 and covered is None else None
+        self._by_shapes: dict[tuple[tuple[int | str, ...], ...], SizedModel] = {}
+        if covered is None:
+            self._by_shapes = {tuple(spec.shape for spec in one.inputs): one for one in found}
 
     def given(self, args: Sequence[Any]) -> SizedModel | None:
         """The variant of these inputs, if they are arrays of the right shapes."""
@@ -136,7 +158,19 @@ class Variants:
         shapes = tuple(map(shape_of, self.inputs, values))
         if found := self._by_shapes.get(shapes):
             return found
+        if self.covered is not None:
+            found = self.at(self.covered.size_of(self.inputs, shapes))
+            if tuple(spec.shape for spec in found.inputs) == shapes:
+                if len(self._by_shapes) >= MOST_KEPT:
+                    self._by_shapes.clear()
+                self._by_shapes[shapes] = found
+                return found
         raise InputError(self._refusal(shapes))
+
+    def at(self, size: int) -> SizedModel:
+        """The model at a size of its range."""
+        assert self.covered is not None
+        return SizedModel(self.covered.described(size))
 
     def _refusal(self, shapes: Sequence[tuple[int, ...]]) -> str:
         for number, (spec, shape) in enumerate(zip(self.inputs, shapes, strict=True)):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from gtco.support.errors import BuildError, OptionError
-from gtco.support.sizes import check_dims
+from gtco.support.sizes import Range, check_dims
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # and the dtype that products multiply
 GPU_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
@@ -178,7 +178,9 @@ class CompileOptions:
       ``{"batch": [1, 4, 16]}``. Each choice of sizes (the product of the lists) becomes a variant
       in the library, and the shapes of a call's inputs pick the variant. Of a PyTorch module the
       names are by input and axis: ``{"x.0": [1, 4, 16]}``. ``"x.0,y.0"`` are axes of one size. Only
-      for CPUs
+      for CPUs. A dimension along which the model computes each sample by itself may have a range
+      instead: ``"1..64"``, ``"4..64:4"`` or a :class:`gtco.support.sizes.Range`. Then any size of
+      it runs, as a sum of a few that are compiled
     - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
     - ``workers``: processes that generate code, 0 for one per core
     - ``dump``: the folder for one readable file per phase
@@ -202,7 +204,7 @@ class CompileOptions:
     untrusted: bool = False
     threads: int = 0
     shapes: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
-    dims: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
+    dims: Mapping[str, int | str | Sequence[int] | Range] = field(default_factory=dict)
     simplify: bool = True
     simplify_timeout: float = 120.0
     workers: int = 0
@@ -272,7 +274,7 @@ class CompileKeywords(TypedDict, total=False):
     untrusted: bool | None
     threads: int | None
     shapes: Mapping[str, int | Sequence[int]] | None
-    dims: Mapping[str, int | Sequence[int]] | None
+    dims: Mapping[str, int | str | Sequence[int] | Range] | None
     simplify: bool | None
     simplify_timeout: float | None
     workers: int | None

@@ -1,17 +1,86 @@
-"""Lists of sizes for dimensions (``--dim batch=1,4,16``): each choice is compiled as a variant."""
+"""The sizes that a library is compiled for: lists (``--dim batch=1,4,16``), of which each choice is
+compiled as a variant, and ranges (``--dim batch=1..64``).
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from gtco.support.errors import OptionError
 
 MOST_VARIANTS = 16  # in one library
+MOST_SIZE = 1 << 20  # of a dimension with a range
+MOST_WEIGHTED = 4  # sizes of a range that get a plan of their own
 _PLACE = re.compile(r".+\.\d+")  # an input and an axis
+_RANGE = re.compile(r"(\d+)\.\.(\d+)(?::(\d+))?(?:@(\d+(?:,\d+)*))?")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The sizes ``low``, ``low + step``, ... ``high`` of a dimension; all of them run from one
+    compile. As a text it is ``1..64``, ``4..64:4``, ``1..64@1,8``.
+
+    - ``weighted``: sizes that matter most; the library has a plan of each
+    - ``symbol``: the dimension's name for readers; "" is the name that the option has
+
+    Raises :class:`OptionError` for sizes that make no range.
+    """
+
+    low: int
+    high: int
+    step: int = 1
+    weighted: tuple[int, ...] = ()
+    symbol: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high", "step"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+                raise OptionError(f"range {self}: {name} is a whole number of 1 or more")
+        if self.high > MOST_SIZE:
+            raise OptionError(f"range {self}: a size is {MOST_SIZE} at most")
+        if self.low > self.high:
+            raise OptionError(f"range {self}: the first size is larger than the last")
+        if (self.high - self.low) % self.step:
+            last = self.high - (self.high - self.low) % self.step
+            raise OptionError(
+                f"range {self}: {self.high} is off the step of {self.step} from {self.low}; the "
+                f"last size before it is {last}"
+            )
+        if off := [size for size in self.weighted if size not in self]:
+            raise OptionError(f"range {self}: {off[0]}, behind the @, is no size of the range")
+        if len(self.weighted) > MOST_WEIGHTED:
+            raise OptionError(f"range {self}: {MOST_WEIGHTED} sizes at most come behind the @")
+
+    @staticmethod
+    def parse(text: str) -> Range | None:
+        """The range that the text is; None if it is none."""
+        found = _RANGE.fullmatch(text)
+        if found is None:
+            return None
+        low, high, step, weighted = found.groups()
+        sizes = dict.fromkeys(map(int, (weighted or "").split(","))) if weighted else ()
+        return Range(int(low), int(high), int(step or 1), tuple(sizes))
+
+    def __contains__(self, size: object) -> bool:
+        return (
+            isinstance(size, int)
+            and self.low <= size <= self.high
+            and (size - self.low) % self.step == 0
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.low, self.high + 1, self.step))
+
+    def __str__(self) -> str:
+        step = f":{self.step}" if self.step != 1 else ""
+        weighted = "@" + ",".join(map(str, self.weighted)) if self.weighted else ""
+        return f"{self.low}..{self.high}{step}{weighted}"
 
 
 def names_of(name: str) -> list[str]:
@@ -23,37 +92,58 @@ def names_of(name: str) -> list[str]:
 
 
 def check_dims(dims: Any, shapes: Mapping[str, Any]) -> None:
-    """Raises :class:`OptionError` if ``dims`` is not made of lists of sizes, is about a dimension
-    that ``shapes`` gives a size, or asks for more than MOST_VARIANTS variants.
+    """Raises :class:`OptionError` if ``dims`` is not made of lists and ranges of sizes, is about a
+    dimension that ``shapes`` gives a size, or asks for more than MOST_VARIANTS variants.
     """
     if not isinstance(dims, Mapping):
         raise OptionError(f"dims={dims!r}: give a dictionary, such as {{'batch': [1, 4, 16]}}")
     seen: set[str] = set()
     lengths: list[int] = []
+    ranges: list[str] = []
     for key, given in dims.items():
         if not isinstance(key, str):
             raise OptionError(f"dims: {key!r} is no name; dimensions are named 'batch' or 'x.0'")
         sizes = _sizes(key, given)
-        if twice := [size for size in sizes if sizes.count(size) > 1]:
-            raise OptionError(f"dims: the list of '{key}' has {twice[0]} twice")
-        lengths.append(len(sizes))
+        if isinstance(sizes, Range):
+            ranges.append(key)
+            what = "range"
+        else:
+            if twice := [size for size in sizes if sizes.count(size) > 1]:
+                raise OptionError(f"dims: the list of '{key}' has {twice[0]} twice")
+            lengths.append(len(sizes))
+            what = "list"
         for name in names_of(key):
             if name in seen:
                 raise OptionError(f"dims: '{name}' is given twice")
             if name in shapes:
                 raise OptionError(
-                    f"'{name}' is given one size (--shape, shapes) and a list (--dim, dims): leave "
-                    "one of them out"
+                    f"'{name}' is given one size (--shape, shapes) and a {what} (--dim, dims): "
+                    "leave one of them out"
                 )
             seen.add(name)
+    if len(ranges) > 1:
+        raise OptionError(
+            f"dims: {' and '.join(map(repr, ranges))} have ranges, and one dimension of a library "
+            f"can have one: give the others a size or a list of sizes. If they are one size, give "
+            f"them together, by input and axis: --dim x.0,y.0={dims[ranges[0]]}"
+        )
+    if ranges and prod(lengths) > 1:
+        raise OptionError(
+            f"dims: '{ranges[0]}' has a range and another dimension a list of sizes, which cannot "
+            "be in one library yet: give the other one size, or both lists"
+        )
     if (number := prod(lengths)) > MOST_VARIANTS:
         raise OptionError(
             f"dims: {' x '.join(map(str, lengths))} sizes are {number} variants, and one library "
-            f"has at most {MOST_VARIANTS}: give fewer sizes, or compile several libraries"
+            f"has at most {MOST_VARIANTS}: give fewer sizes, or a range of one (batch=1..64)"
         )
 
 
-def _sizes(key: str, given: Any) -> list[int]:
+def _sizes(key: str, given: Any) -> list[int] | Range:
+    if isinstance(given, Range):
+        return given
+    if isinstance(given, str) and (found := Range.parse(given)):
+        return found
     if isinstance(given, str) or not hasattr(given, "__iter__"):
         given = [given]
     sizes = list(given)
@@ -61,34 +151,49 @@ def _sizes(key: str, given: Any) -> list[int]:
         if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
             raise OptionError(
                 f"dims[{key!r}]={given!r}: give a list of whole numbers of 1 or more, such as "
-                f"{{{key!r}: [1, 4, 16]}}. Ranges are not possible yet"
+                f"{{{key!r}: [1, 4, 16]}}, or a range, such as {{{key!r}: '1..64'}}"
             )
     if not sizes:
         raise OptionError(f"dims[{key!r}] is empty: give one size or more")
     return [int(size) for size in sizes]
 
 
-def choices(dims: Mapping[str, int | Sequence[int]]) -> list[dict[str, int]]:
+def _lists(dims: Mapping[str, Any]) -> dict[str, list[int]]:
+    found = {key: _sizes(key, given) for key, given in dims.items()}
+    return {key: sizes for key, sizes in found.items() if not isinstance(sizes, Range)}
+
+
+def range_of(dims: Mapping[str, Any]) -> tuple[str, Range] | None:
+    """The dimension that has a range, as ``dims`` names it, and the range."""
+    for key, given in dims.items():
+        if isinstance(sizes := _sizes(key, given), Range):
+            return key, sizes
+    return None
+
+
+def choices(dims: Mapping[str, Any]) -> list[dict[str, int]]:
     """The sizes of each variant, by the dimension's name: the product of the lists. Dimensions of
     one size are in :func:`fixed` instead; there is one variant at least.
     """
-    lists = {key: _sizes(key, given) for key, given in dims.items()}
-    several = {key: sizes for key, sizes in lists.items() if len(sizes) > 1}
+    several = {key: sizes for key, sizes in _lists(dims).items() if len(sizes) > 1}
     return [
         {name: size for key, size in zip(several, chosen, strict=True) for name in names_of(key)}
         for chosen in itertools.product(*several.values())
     ]
 
 
-def fixed(dims: Mapping[str, int | Sequence[int]]) -> dict[str, int]:
+def fixed(dims: Mapping[str, Any]) -> dict[str, int]:
     """The dimensions whose lists have one size."""
-    lists = {key: _sizes(key, given) for key, given in dims.items()}
-    return {name: s[0] for key, s in lists.items() if len(s) == 1 for name in names_of(key)}
+    return {name: s[0] for key, s in _lists(dims).items() if len(s) == 1 for name in names_of(key)}
 
 
-def flags(dims: Mapping[str, Sequence[int]]) -> str:
+def flags(dims: Mapping[str, Any]) -> str:
     """The options that choose one of these sizes for each dimension, as usage shows a choice."""
-    return " ".join(f"--dim {name}={'|'.join(map(str, sizes))}" for name, sizes in dims.items())
+    return " ".join(f"--dim {name}={_alternatives(sizes)}" for name, sizes in dims.items())
+
+
+def _alternatives(sizes: Any) -> str:
+    return "SIZE" if isinstance(sizes, Range) else "|".join(map(str, sizes))
 
 
 def said(sizes: Mapping[str, int]) -> str:

@@ -69,9 +69,15 @@ def test_dim_alone_lists_the_dimensions(tmp_path: Path, capsys: pytest.CaptureFi
         ("=1", "is not NAME=SIZE,SIZE"),
         ("batch=0,1", "is not NAME=SIZE,SIZE"),
         ("batch=1,x", "is not NAME=SIZE,SIZE"),
-        ("batch=1..64", "ranges are not possible yet. A list of sizes is, such as batch=1,4,16"),
-        ("height=224..1022:14", "ranges are not possible yet"),
-        ("batch=1:64", "ranges are not possible yet"),
+        ("batch=1:64", "a range is NAME=LOW..HIGH"),
+        ("batch=1...64", "a range is NAME=LOW..HIGH"),
+        ("batch=1..64:", "a range is NAME=LOW..HIGH"),
+        ("batch=0..64", "low is a whole number of 1 or more"),
+        ("batch=8..4", "the first size is larger than the last"),
+        ("batch=1..64:4", "64 is off the step of 4 from 1; the last size before it is 61"),
+        ("batch=1..9999999", "a size is 1048576 at most"),
+        ("batch=1..8@9", "9, behind the @, is no size of the range"),
+        ("batch=1..8@1,2,3,4,5", "4 sizes at most"),
     ],
 )
 def test_wrong_lists(text: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:

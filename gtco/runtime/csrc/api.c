@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "cover.h"
 #include "cpu_count.h"
 #include "cpu_features.h"
 #include "error.h"
@@ -44,6 +45,8 @@ struct gtco_model {
   patch* patches;
   int* patches_end; /* of each variant; they begin where those of the variant before end */
   int num_patches;
+  char* parallel;   /* of each variant: whether a step of it has several tasks */
+  gtco_parts parts; /* of a model with a range: how its samples are run */
   const gtco_variant* variant; /* of the next run; NULL until gtco_set_shapes chooses it */
   _Atomic int busy;
   char error[GTCO_MESSAGE_BYTES];
@@ -146,13 +149,14 @@ static gtco_status allocate(gtco_model* m, char* message) {
   m->pool.args = calloc((size_t)plan->num_refs + 1, sizeof *m->pool.args);
   m->patches = calloc((size_t)plan->num_refs + 1, sizeof *m->patches);
   m->patches_end = calloc((size_t)plan->num_variants, sizeof *m->patches_end);
+  m->parallel = calloc((size_t)plan->num_variants, sizeof *m->parallel);
   size_t total = gtco_round_up((size_t)plan->arena_bytes, PAGE);
   for (int t = 0; t < tensors; ++t) total += gtco_round_up(most_bytes(t), PAGE);
   /* An odd number of pages apart, so that the threads' scratch does not fall on the same cache sets. */
   m->pool.workspace_stride = (int64_t)((gtco_round_up((size_t)plan->workspace_bytes, PAGE) / PAGE) | 1) * PAGE;
   total += (size_t)m->pool.workspace_stride * (size_t)m->pool.threads + HUGE_PAGE;
   m->memory_bytes = gtco_round_up(total, PAGE);
-  if (m->staging && m->pointers && m->pool.args && m->patches && m->patches_end) {
+  if (m->staging && m->pointers && m->pool.args && m->patches && m->patches_end && m->parallel) {
     m->memory = mmap(NULL, m->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (m->memory == MAP_FAILED) m->memory = NULL;
   }
@@ -192,12 +196,12 @@ static int is_parallel(const gtco_variant* variant) {
   return 0;
 }
 
-/* Makes this variant the one of the next runs. Everything that it needs was prepared when the handle was opened. */
-static void use(gtco_model* m, const gtco_variant* variant) {
-  m->variant = variant;
+/* Makes the steps of this variant the pool's. Everything that they need was prepared when the handle was opened. */
+static void use_steps(gtco_model* m, int number) {
+  const gtco_variant* variant = &plan->variants[number];
   m->pool.first_step = variant->first_step;
   m->pool.end_step = variant->first_step + variant->num_steps;
-  m->pool.has_parallel_step = is_parallel(variant);
+  m->pool.has_parallel_step = m->parallel[number];
 }
 
 static gtco_status set_up(const gtco_options* options, gtco_model* m, char* message) {
@@ -210,7 +214,7 @@ static gtco_status set_up(const gtco_options* options, gtco_model* m, char* mess
   lay_out(m);
   pool->steps = plan->steps;
   pool->num_steps = plan->num_steps;
-  for (int v = 0; v < plan->num_variants; ++v) pool->has_parallel_step |= is_parallel(&plan->variants[v]);
+  for (int v = 0; v < plan->num_variants; ++v) pool->has_parallel_step |= m->parallel[v] = is_parallel(&plan->variants[v]);
   pool->crowded = pool->threads > gtco_allowed_cpus();
   int spin = options ? options->spin_microseconds : 0;
   if (spin == 0) spin = pool->crowded ? CROWDED_SPIN_US : DEFAULT_SPIN_US;
@@ -218,7 +222,8 @@ static gtco_status set_up(const gtco_options* options, gtco_model* m, char* mess
   int error = gtco_pool_start(pool);
   if (error)
     return gtco_fail(message, GTCO_ERROR_THREADS, "cannot start %d threads: %s", pool->threads - 1, strerror(error));
-  if (plan->num_variants == 1) use(m, plan->variants);
+  if (plan->cover) return gtco_parts_open(&m->parts, message);
+  if (plan->num_variants == 1) m->variant = plan->variants;
   return GTCO_OK;
 }
 
@@ -230,6 +235,8 @@ static void release(gtco_model* m) {
   free(m->pool.args);
   free(m->patches);
   free(m->patches_end);
+  free(m->parallel);
+  gtco_parts_close(&m->parts);
   free(m->pool.workers);
   free((void*)m->pool.unbroken);
   free(m);
@@ -279,44 +286,89 @@ static int in_place(const void* pointer, int64_t bytes) {
   return (begin + (uintptr_t)bytes - 1) / PAGE == (begin + gtco_round_up((size_t)bytes, GTCO_ALIGNMENT) - 1) / PAGE;
 }
 
-static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
-  const gtco_variant* variant = m->variant;
-  if (!variant)
-    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
-                     "gtco_run: model '%s' was compiled for %d shapes; gtco_set_shapes says which one the run has",
-                     plan->name, plan->num_variants);
-  gtco_status status = gtco_check_pointers(variant, inputs, outputs, m->error);
-  if (status != GTCO_OK) return status;
-  const int tensors = gtco_num_tensors(), number = (int)(variant - plan->variants);
+/* Runs a variant on the samples from `first` on, which is 0 for a model without a range. */
+static int run_part(gtco_model* m, int number, int64_t first, const void* const* inputs, void* const* outputs,
+                    double* seconds) {
+  const gtco_variant* variant = &plan->variants[number];
+  const int tensors = gtco_num_tensors();
   for (int t = 0; t < tensors; ++t) {
-    const void* pointer = gtco_pointer(inputs, outputs, t);
+    const char* pointer = gtco_pointer(inputs, outputs, t);
+    if (first) pointer += first * m->parts.sample_bytes[t];
     const int64_t bytes = gtco_tensor(variant, t)->nbytes;
     m->pointers[t] = in_place(pointer, bytes) ? (void*)pointer : m->staging[t];
     if (t < plan->num_inputs && m->pointers[t] != pointer && bytes) memcpy(m->pointers[t], pointer, (size_t)bytes);
   }
   for (int p = number ? m->patches_end[number - 1] : 0; p < m->patches_end[number]; ++p)
     m->pool.args[m->patches[p].ref] = m->pointers[m->patches[p].tensor];
+  use_steps(m, number);
   int error = gtco_pool_run(&m->pool, seconds);
-  if (error)
-    return gtco_fail(m->error, GTCO_ERROR_THREADS, "cannot start %d threads after a fork: %s", m->pool.threads - 1,
-                     strerror(error));
+  if (error) return error;
   for (int t = plan->num_inputs; t < tensors; ++t) {
-    void* pointer = outputs[t - plan->num_inputs];
+    char* pointer = outputs[t - plan->num_inputs];
+    if (first) pointer += first * m->parts.sample_bytes[t];
     const int64_t bytes = gtco_tensor(variant, t)->nbytes;
     if (m->pointers[t] != pointer && bytes) memcpy(pointer, m->pointers[t], (size_t)bytes);
   }
+  return 0;
+}
+
+static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
+  const gtco_variant* variant = m->variant;
+  if (!variant && plan->cover)
+    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
+                     "gtco_run: model '%s' was compiled for %s of %lld to %lld; gtco_set_shapes says which one the run has",
+                     plan->name, plan->cover->symbol, (long long)plan->cover->low, (long long)plan->cover->high);
+  if (!variant)
+    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
+                     "gtco_run: model '%s' was compiled for %d shapes; gtco_set_shapes says which one the run has",
+                     plan->name, plan->num_variants);
+  gtco_status status = gtco_check_pointers(variant, inputs, outputs, m->error);
+  if (status != GTCO_OK) return status;
+  int error = 0;
+  if (!plan->cover) {
+    error = run_part(m, (int)(variant - plan->variants), 0, inputs, outputs, seconds);
+  } else {
+    int64_t first = 0;
+    for (int v = plan->num_variants - 1; v >= 0 && !error; --v)
+      for (int64_t i = 0; i < m->parts.counts[v] && !error; ++i) {
+        error = run_part(m, v, first, inputs, outputs, seconds);
+        first += plan->cover->sizes[v];
+        if (seconds) seconds += plan->variants[v].num_steps;
+      }
+  }
+  if (error)
+    return gtco_fail(m->error, GTCO_ERROR_THREADS, "cannot start %d threads after a fork: %s", m->pool.threads - 1,
+                     strerror(error));
   return GTCO_OK;
 }
 
 const gtco_variant* gtco_variant_of(const gtco_model* model) { return model->variant; }
 
+/* The shapes of the next runs. Nothing changes if the model was not compiled for them. */
+static gtco_status set_shapes(gtco_model* m, const int64_t* const* shapes) {
+  const gtco_variant* found = NULL;
+  const gtco_status status = plan->cover ? gtco_parts_of(&m->parts, shapes, &found, m->error)
+                                         : gtco_find_variant(shapes, &found, m->error);
+  if (status == GTCO_OK) m->variant = found;
+  return status;
+}
+
 EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
   if (!model) return GTCO_ERROR_ARGUMENT;
   if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
   model->error[0] = '\0';
-  const gtco_variant* found = NULL;
-  gtco_status status = gtco_find_variant(shapes, &found, model->error);
-  if (status == GTCO_OK) use(model, found);
+  gtco_status status = set_shapes(model, shapes);
+  atomic_store(&model->busy, 0);
+  return status;
+}
+
+EXPORT gtco_status gtco_run_shapes(gtco_model* model, const int64_t* const* shapes, const void* const* inputs,
+                                   void* const* outputs) {
+  if (!model) return GTCO_ERROR_ARGUMENT;
+  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
+  model->error[0] = '\0';
+  gtco_status status = set_shapes(model, shapes);
+  if (status == GTCO_OK) status = run(model, inputs, outputs, NULL);
   atomic_store(&model->busy, 0);
   return status;
 }

@@ -419,6 +419,12 @@ EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shap
   return status;
 }
 
+EXPORT gtco_status gtco_run_shapes(gtco_model* model, const int64_t* const* shapes, const void* const* inputs,
+                                   void* const* outputs) {
+  const gtco_status status = gtco_set_shapes(model, shapes);
+  return status == GTCO_OK ? gtco_run(model, inputs, outputs) : status;
+}
+
 static gtco_status call(gtco_model* m, way how, const void* const* inputs, void* const* outputs, CUstream stream,
                         double* seconds) {
   if (!m) return GTCO_ERROR_ARGUMENT;

@@ -85,8 +85,8 @@ gtco_status gtco_open(const gtco_options* options, gtco_model** model);
 void gtco_close(gtco_model* model);
 
 /* Inputs and outputs, in the order that gtco_run takes them. NULL if the index is out of range. In a model that was
- * compiled for several shapes (gtco compile --dim batch=1,4,16), sizes that differ between them are -1 and have a
- * symbol. */
+ * compiled for several shapes (gtco compile --dim batch=1,4,16, or --dim batch=1..64), sizes that differ between them
+ * are -1 and have a symbol. */
 int gtco_num_inputs(const gtco_model* model);
 int gtco_num_outputs(const gtco_model* model);
 const gtco_tensor_info* gtco_input(const gtco_model* model, int index);
@@ -102,6 +102,10 @@ gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes);
  * before the run. NULL before the first gtco_set_shapes of a model of several shapes, and if the index is out of range. */
 const gtco_tensor_info* gtco_sized_input(const gtco_model* model, int index);
 const gtco_tensor_info* gtco_sized_output(const gtco_model* model, int index);
+
+/* gtco_set_shapes and gtco_run in one call. */
+gtco_status gtco_run_shapes(gtco_model* model, const int64_t* const* shapes, const void* const* inputs,
+                            void* const* outputs);
 
 /* Runs the model. inputs and outputs are arrays of gtco_num_inputs and gtco_num_outputs pointers, of any alignment;
  * pointers aligned to 16 bytes, as malloc gives them, are used in place, others cost a copy (as does memory that is not

@@ -37,12 +37,22 @@ typedef struct {
   int32_t first_ref, num_refs;
 } gtco_variant;
 
+/* Of a model that computes each sample by itself: any number of samples of the range is run as parts, and each part is a
+ * variant. Samples are along the outermost axis of every tensor that has the symbol. */
+typedef struct {
+  const char* symbol;
+  int64_t low, high, step;
+  const int64_t* sizes;  /* samples of each variant, ascending */
+  const int64_t* prices; /* predicted nanoseconds of each variant's run, 1 or more */
+} gtco_cover;
+
 typedef struct {
   const char* name;
   const char* const* features; /* names from cpu_features.def */
   const gtco_tensor_info* inputs; /* sizes that differ between the variants are symbols */
   const gtco_tensor_info* outputs;
   const gtco_variant* variants; /* at least one */
+  const gtco_cover* cover; /* NULL: a variant for each shape */
   const gtco_step* steps; /* of all variants, one after the other, as refs are */
   const gtco_ref* refs;
   int32_t num_features, num_inputs, num_outputs, num_variants, num_steps, num_refs;

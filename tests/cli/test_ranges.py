@@ -1,0 +1,103 @@
+"""``--dim batch=1..8``: what compile, run, inspect, report and bench do with a range."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import gtco.compiler  # before the fixtures, so that compiles share their workers
+from gtco import cli
+from tests.cli.test_several_shapes import said
+from tests.end_to_end.test_variants import batched
+from tests.golden.test_plan import TOKENS, WIDTH
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has ``tiny.onnx`` and ``tiny.so``, which was compiled for batches of 1 to 8."""
+    folder = tmp_path_factory.mktemp("tiny")
+    onnx.save(batched(), folder / "tiny.onnx")
+    argv = f"compile {folder}/tiny.onnx -o {folder}/tiny.so --dim batch=1..8@8 --tune off --verify"
+    assert cli.main([*argv.split(), "--threads", "2"]) == 0
+    return folder
+
+
+def test_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = folder / "tiny.so"
+    np.save(folder / "3.npy", np.ones((3, TOKENS, WIDTH), np.float32))
+    np.save(folder / "9.npy", np.ones((9, TOKENS, WIDTH), np.float32))
+    assert f"tokens float32 3x{TOKENS}x" in said(f"run {library} --input x={folder}/3.npy", capsys)
+    assert f"tokens float32 7x{TOKENS}x" in said(f"run {library} --dim batch=7", capsys)
+    assert "runs batch of 1..8: choose its size: --dim batch=SIZE" in said(
+        f"run {library}", capsys, 1
+    )
+    assert "is 9, and this library was compiled for batch of 1 to 8" in said(
+        f"run {library} --input x={folder}/9.npy", capsys, 1
+    )
+    assert "was compiled for batch=1..8; compile it again with a range" in said(
+        f"run {library} --dim batch=9", capsys, 1
+    )
+    assert "takes one size" in said(f"run {library} --dim batch=1..4", capsys, 1)
+    assert "no dimension 'rows' of several sizes: it has 'batch', of 1..8" in said(
+        f"run {library} --dim rows=4", capsys, 1
+    )
+
+
+def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = folder / "tiny.so"
+    text = said(f"inspect {library} --no-profile", capsys)
+    assert "batch of 1 to 8 runs as the cheapest sum of these" in text
+    assert f"inputs: x: float32[batch, {TOKENS}, {WIDTH}]" in text
+    assert f"pooled: float32[batch, {WIDTH}]" in text
+    seen = json.loads(said(f"inspect {library} --no-profile --json", capsys))
+    assert seen["range"]["symbol"] == "batch" and seen["range"]["high"] == 8
+    assert list(seen["variants"])[-1] == "batch=8"
+    one = json.loads(said(f"inspect {library} --no-profile --json --dim batch=7", capsys))
+    assert one["sizes"] == {"batch": 7} and one["inputs"][0]["shape"] == [7, TOKENS, WIDTH]
+    parts = [v["sizes"]["batch"] for v in seen["variants"].values()]
+    assert len(one["stages"]) >= len(seen["variants"]["batch=8"]["stages"])
+    assert parts == seen["range"]["sizes"]
+
+
+def test_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(f"report {folder}/tiny.so -o {folder}/tiny.html", capsys)
+    assert "batch=8" in (folder / "tiny.html").read_text()
+
+
+def test_bench_prepares_one_size(folder: Path, tmp_path: Path) -> None:
+    from gtco.bench.harness.workload import prepare
+    from gtco.support.errors import OptionError
+
+    work = prepare(str(folder / "tiny.so"), tmp_path, 1, {"batch": 5})
+    with np.load(work.inputs) as file:
+        assert file["x"].shape == (5, TOKENS, WIDTH)
+    with pytest.raises(OptionError, match=r"choose one with --dim batch=SIZE"):
+        prepare(str(folder / "tiny.so"), tmp_path, 1, {})
+
+
+def test_a_range_that_a_compile_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"compile {folder}/tiny.onnx -o {folder}/no.so --tune off"
+    assert "give one size (--shape batch=1)" in said(
+        f"{model} --dim batch=1..8 --target cuda:sm_80", capsys, 1
+    )
+    assert "is given one size (--shape, shapes) and a range" in said(
+        f"{model} --dim batch=1..8 --shape batch=1", capsys, 1
+    )
+
+
+def test_bench_dynamic(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gtco.bench.models import dynamic
+
+    argv = f"{folder}/tiny.onnx --range batch=1..8 --sizes 3 --rounds 1 --threads 1"
+    found = tmp_path / "found.json"
+    assert dynamic.main([*argv.split(), "--peers", "onnxruntime", "--json", str(found)]) == 0
+    assert "static / range" in " ".join(capsys.readouterr().out.split())
+    report = json.loads(found.read_text())
+    assert [s["system"] for s in report["rows"][0]["systems"]] == ["range", "static", "onnxruntime"]
+    assert all(s["rounds_s"] and not s["disagrees"] for s in report["rows"][0]["systems"])
+    with pytest.raises(gtco.GtcoError, match="give a range that has the --sizes"):
+        dynamic.main([*argv.replace("--sizes 3", "--sizes 9").split()])
