@@ -48,6 +48,7 @@ class Target:
     - ``memory``: the levels from L1 outward
     - ``emulated``: those of the features whose instructions are replaced by functions that do the
       same. Only tests set it, to run kernels in tiles on machines without a tile unit
+    - ``cpu``: what tells its CPU from others (:func:`cpu_identity`), if it is not this machine's
     """
 
     name: str
@@ -60,6 +61,7 @@ class Target:
     cores: int
     memory: tuple[MemoryLevel, ...]
     emulated: tuple[str, ...] = ()
+    cpu: tuple[tuple[str, str], ...] = ()
 
     kind = "cpu"
 
@@ -94,6 +96,7 @@ class Target:
             "cores": self.cores,
             "memory": [[m.name, m.capacity, m.bandwidth, m.latency, m.shared] for m in self.memory],
             **({"emulated": list(self.emulated)} if self.emulated else {}),
+            **({"cpu": dict(self.cpu)} if self.cpu else {}),
         }
 
     @staticmethod
@@ -101,6 +104,7 @@ class Target:
         fields = dict(data)
         fields["features"] = tuple(fields["features"])
         fields["emulated"] = tuple(fields.get("emulated", ()))
+        fields["cpu"] = tuple(sorted(fields.get("cpu", {}).items()))
         fields["memory"] = tuple(MemoryLevel(*m) for m in fields["memory"])
         return Target(**fields)
 

@@ -8,6 +8,7 @@ A round runs every candidate once. Candidates are compared within a round, as on
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -24,6 +25,7 @@ from gtco.runtime.module import Model
 from gtco.runtime.tensors import aligned_empty
 from gtco.search.records.records import Record, gpu_circumstances, now
 from gtco.support.errors import ArtifactError
+from gtco.tuning.runner import Budget, Readings
 from gtco.tuning.timing import agree
 from gtco.tuning.verdict import first_seconds, judge, outcome
 
@@ -42,12 +44,63 @@ def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Rec
             f"{path} is a model, and no candidates: gtco run times a model, gtco candidates makes "
             "what is measured"
         )
-    with Model(path, device=device, candidates=True) as model:
-        known = gpu_circumstances(metadata, gpu_name(device))
-        results = [aligned_empty(spec) for spec in model.outputs]
-        readings = np.array([model.timed((), results) for _ in range(WARM + rounds)])[WARM:]
-        wrong = disagreeing(metadata["candidates"]["compared"], results)
-        return records(model.stages, readings, known, wrong)
+    runner = DeviceRunner(device)
+    read = runner.read([path], Budget(rounds))
+    steps = runner.steps
+    known = gpu_circumstances(metadata, gpu_name(device))
+    wrong = {
+        key: frozenset(n for n, step in enumerate(numbers) if step in read.wrong)
+        for key, numbers in by_rival(steps).items()
+    }
+    return records(steps, read.seconds[0], known, wrong)
+
+
+class DeviceRunner:
+    """A :class:`~gtco.tuning.runner.Runner` of the GPU with this number, in this process. A failure
+    of the device is an :class:`ArtifactError`: nothing else could be read of it afterwards.
+    ``steps`` are those of the library that was read last.
+    """
+
+    machines = 1
+
+    def __init__(self, device: int = 0) -> None:
+        self.device = device
+        self.steps: list[dict[str, Any]] = []
+
+    def read(self, libraries: Sequence[Path], budget: Budget) -> Readings:
+        found: list[np.ndarray] = []
+        wrong: frozenset[int] = frozenset()
+        begin = time.monotonic()
+        for number, library in enumerate(libraries):
+            with Model(library, device=self.device, candidates=True) as model:
+                self.steps = model.stages
+                results = [aligned_empty(spec) for spec in model.outputs]
+                readings: list[list[float]] = []
+                while len(readings) < WARM + budget.rounds or (
+                    time.monotonic() - begin < budget.seconds
+                ):
+                    if len(readings) > WARM and time.monotonic() - begin > budget.limit:
+                        break
+                    readings.append(model.timed((), results))
+                if not number:
+                    compared = read_metadata(library, BUNDLE)["candidates"]["compared"]
+                    bad = disagreeing(compared, results)
+                    wrong = frozenset(
+                        steps[n]
+                        for key, steps in by_rival(self.steps).items()
+                        for n in bad.get(key, ())
+                    )
+            found.append(np.array(readings)[WARM:])
+        return Readings(tuple(found), wrong)
+
+
+def by_rival(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """The numbers of the steps of each stage's candidates; the last is the first one again."""
+    found: dict[str, list[int]] = {}
+    for number, step in enumerate(steps):
+        if step["rival"] is not None:
+            found.setdefault(step["key"], []).append(number)
+    return found
 
 
 def disagreeing(
@@ -86,12 +139,8 @@ def records(
     """A record for each candidate. ``readings`` are seconds [rounds, steps]; ``wrong`` has, by
     stage, the numbers of the candidates that computed something else than most.
     """
-    columns: dict[str, list[int]] = {}
-    for number, step in enumerate(steps):
-        if step["rival"] is not None:
-            columns.setdefault(step["key"], []).append(number)
     found = []
-    for numbers in columns.values():
+    for numbers in by_rival(steps).values():
         rounds = readings[:, numbers]
         out = wrong.get(steps[numbers[0]]["key"], frozenset())
         verdict = judge(rounds, out)
