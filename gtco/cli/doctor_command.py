@@ -10,7 +10,6 @@ import platform
 import re
 import subprocess
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from gtco.cli.console import say, show
@@ -21,7 +20,7 @@ from gtco.machine.target import TILES, Target, cpu_flags, cpu_name, detect
 from gtco.machine.tiles import tiles
 from gtco.runtime.driver import name_of, open_driver
 from gtco.support.errors import GtcoError
-from gtco.support.version import __version__
+from gtco.support.version import __version__, installed
 
 # with the version that setup.py pins; a test holds the two together
 NEEDED = {
@@ -259,9 +258,8 @@ def package_checks() -> list[Check]:
 
 
 def _package(name: str, pin: str, fix: str, needed: bool) -> Check:
-    try:
-        found = metadata.version(name)
-    except metadata.PackageNotFoundError:
+    found = installed(name)
+    if found is None:
         if name in SAME:
             return _package(SAME[name], pin, fix, needed)
         return Check(name, "not installed", fix, needed)

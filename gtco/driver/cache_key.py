@@ -16,13 +16,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.machine.target import Machine, cpu_identity
 from gtco.search.records.records import Records
 from gtco.support.options import CompileOptions, Tune, c_compiler
+from gtco.support.version import installed
 
 if TYPE_CHECKING:
     from gtco.search.calibration.rates import RateTable
@@ -99,13 +99,7 @@ def own_digest() -> str:
 @cache
 def versions() -> dict[str, str]:
     """The installed packages that have a part in a compile."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = ""
-    return found
+    return {package: installed(package) or "" for package in PACKAGES}
 
 
 @cache
