@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -103,7 +104,10 @@ def become(arguments: list[str]) -> NoReturn:
         )
     os.umask(0o077)  # a token that Ray makes is for this user
     if not ray_token():
-        os.spawnl(os.P_WAIT, ray, ray, "get-auth-token", "--generate")
+        # it prints the token, which nobody should see
+        made = subprocess.run([ray, "get-auth-token", "--generate"], capture_output=True, text=True)
+        if made.returncode or not ray_token():
+            raise FarmError(f"ray get-auth-token --generate made no token: {made.stderr[-300:]}")
     common = ["--block", "--disable-usage-stats", f"--object-store-memory={MEMORY}"]
     ports = ["--min-worker-port=0", "--max-worker-port=0"]
     environment = {**os.environ, "RAY_AUTH_MODE": "token"}
