@@ -9,8 +9,8 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,9 +64,11 @@ from gtco.tensor.stage import Stage
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from gtco.machine.target import Target
     from gtco.quantization.report import QuantizationReport, QuantizedModel
     from gtco.search.policy import Policy
     from gtco.tuning.census import Census
+    from gtco.tuning.farm.runner import FarmRunner
 
 
 def compile_model(
@@ -339,20 +341,22 @@ def _one_shape(options: CompileOptions) -> CompileOptions:
 def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
     """The steps of every model, those that measure for all models and variants at once."""
     compilations = [c for library in libraries for c in library.compilations]
-    machine = target(options.target)
-    backend = backend_of(machine)
-    effort = backend.effort(options.tune)
-    # what is missing is said before the work is done
-    backend.check(options)
-    isa = backend.isa
-    compiler = compiler_for(isa)
-    for compilation in compilations:
-        check_source(compilation.model)
-        check_output(compilation.output)
-        check_dump(compilation.options.dump)
-        if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
-            raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
     with ExitStack() as stack:
+        machine, runner = target(options.target), None
+        if options.farm:
+            machine, runner = stack.enter_context(_farm(options))
+        backend = backend_of(machine)
+        effort = backend.effort(options.tune)
+        # what is missing is said before the work is done
+        backend.check(options)
+        isa = backend.isa
+        compiler = compiler_for(isa)
+        for compilation in compilations:
+            check_source(compilation.model)
+            check_output(compilation.output)
+            check_dump(compilation.options.dump)
+            if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
+                raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
         records = None
         if options.records is not None:
             records = stack.enter_context(Records(options.records, write=effort is not None))
@@ -380,7 +384,10 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
                     from gtco.driver.measuring import measure
 
                     assert records is not None
-                    measure(making, workers, records, effort)
+                    measure(making, workers, records, effort, runner)
+                if runner is not None:
+                    for compilation in making:
+                        compilation.report.notes += runner.notes
         for library, folder in left:
             library.finish(folder)
             if caching is not None:
@@ -394,6 +401,17 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
     for library in libraries:
         if library.fetched is not None:
             library.fetched.peak_memory_bytes = peak
+
+
+@contextmanager
+def _farm(options: CompileOptions) -> Iterator[tuple[Target, FarmRunner]]:
+    """The farm's machines that measure, and what code for them is built for."""
+    from gtco.tuning.farm.connection import Farm
+    from gtco.tuning.farm.runner import FarmRunner, wanted
+
+    with Farm(options.farm) as farm:
+        kind, machine = wanted(farm, options.farm_kind)
+        yield machine, FarmRunner(farm, kind)
 
 
 def _shipped(compilation: Compilation) -> list[Record]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from gtco.support.version import installed
 
 PACKAGES = (
     "apache-tvm",
@@ -32,7 +33,7 @@ def describe(threads: int) -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: installed(name) for name in PACKAGES},
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -56,10 +57,3 @@ def cpu_model() -> str:
 
 def memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

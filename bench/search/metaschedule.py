@@ -24,7 +24,7 @@ from gtco.machine.target import Target
 from gtco.runtime.artifact import write_artifact
 from gtco.support.errors import BuildError, UnsupportedError
 from gtco.tensor.stage import Stage
-from gtco.tuning.measure import run
+from gtco.tuning.local import run
 
 from .tvm_kernels import Program, TvmJob, TvmKernels, artifact
 from .tvm_stage import program

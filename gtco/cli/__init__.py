@@ -1,5 +1,5 @@
 """The command line: ``gtco compile | tune | quantize | candidates | measure | run | inspect |
-report | bench | records | doctor | completion``.
+report | bench | records | farm | doctor | completion``.
 
 Exit codes: 0 done; 1 a ``GtcoError`` (its text is on standard error; ``--debug`` shows the
 traceback); 2 wrong usage; 130 Ctrl-C; 143 SIGTERM. After Ctrl-C and SIGTERM the command cleans up
@@ -23,6 +23,7 @@ from gtco.cli import (
     compile_command,
     completion_command,
     doctor_command,
+    farm_command,
     inspect_command,
     measure_command,
     quantize_command,
@@ -46,6 +47,7 @@ COMMANDS = (
     report_command,
     bench_command,
     records_command,
+    farm_command,
     doctor_command,
     completion_command,
 )

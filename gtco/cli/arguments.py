@@ -406,6 +406,6 @@ def compile_options(options: argparse.Namespace) -> dict[str, Any]:
         )
     shapes = unique(options.shape, "--shape") or None
     dims = unique(options.dim, "--dim") or None
-    names += ["cache"] if hasattr(options, "cache") else []  # of compile alone
+    names += [n for n in ("cache", "farm", "farm_kind") if hasattr(options, n)]  # of some commands
     found = {"shapes": shapes, "dims": dims} | {name: getattr(options, name) for name in names}
     return found | quantization(options)

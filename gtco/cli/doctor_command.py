@@ -10,7 +10,6 @@ import platform
 import re
 import subprocess
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from gtco.cli.console import say, show
@@ -22,7 +21,7 @@ from gtco.machine.target import TILES, Target, cpu_flags, cpu_name, detect
 from gtco.machine.tiles import tiles
 from gtco.runtime.driver import name_of, open_driver
 from gtco.support.errors import GtcoError
-from gtco.support.version import __version__
+from gtco.support.version import __version__, installed
 
 # with the version that setup.py pins; a test holds the two together
 NEEDED = {
@@ -89,6 +88,7 @@ def main(options: argparse.Namespace) -> int:
         *gpu_checks(),
         *package_checks(),
         compiler_check(),
+        cache_check(),
     ]
     table = Table(f"gtco {__version__}")
     table.column("")
@@ -290,9 +290,8 @@ def package_checks() -> list[Check]:
 
 
 def _package(name: str, pin: str, fix: str, needed: bool) -> Check:
-    try:
-        found = metadata.version(name)
-    except metadata.PackageNotFoundError:
+    found = installed(name)
+    if found is None:
         if name in SAME:
             return _package(SAME[name], pin, fix, needed)
         return Check(name, "not installed", fix, needed)
@@ -304,6 +303,35 @@ def _package(name: str, pin: str, fix: str, needed: bool) -> Check:
             needed,
         )
     return Check(name, found, needed=needed)
+
+
+def cache_check() -> Check:
+    """The cache of compiled libraries: its place, how many it has, their bytes, and the bound."""
+    from gtco.driver.library_cache import LibraryCache
+    from gtco.support.options import cache_bytes, cache_folder
+
+    name = "library cache"
+    try:
+        limit = cache_bytes()
+    except GtcoError as error:
+        return Check(name, "not used", str(error), needed=False)
+    folder = cache_folder() / "libraries"
+    if not limit:
+        return Check(name, "off, by GTCO_CACHE_GB=0", state="none")
+    bound = f"at most {limit / 1e9:g} GB"
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        fix = f"{there} cannot be written: set GTCO_CACHE to a folder that can be, or compile anew"
+        return Check(name, f"{folder}: cannot be written", fix, needed=False)
+    if there != folder:
+        return Check(name, f"{folder}: not made yet, {bound}")
+    try:
+        sizes = LibraryCache(folder, limit).sizes()
+    except OSError as error:
+        fix = f"{error}: set GTCO_CACHE to a folder that can be read"
+        return Check(name, f"{folder}: cannot be read", fix, needed=False)
+    kept = f"{len(sizes)} {'library' if len(sizes) == 1 else 'libraries'}"
+    return Check(name, f"{folder}: {kept}, {sum(sizes.values()) / 1e9:.2f} GB, {bound}")
 
 
 def compiler_check() -> Check:

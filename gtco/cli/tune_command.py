@@ -58,6 +58,20 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "with .records, in the current folder)",
     )
     parser.add_argument(
+        "--farm",
+        default="",
+        metavar="ray://HOST:PORT",
+        help="measure on the machines of this farm (gtco farm), which are of this machine's kind",
+    )
+    parser.add_argument(
+        "--kind",
+        dest="farm_kind",
+        default="",
+        metavar="KIND",
+        help="measure on the farm's machines of another kind, and compile for it (gtco farm check "
+        "shows the kinds)",
+    )
+    parser.add_argument(
         "--space",
         action="store_true",
         help="show how many configs each stage has and how some of them fail; measure nothing",

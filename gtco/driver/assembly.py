@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +21,7 @@ from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, Cover, Step, TensorSpec, Variant, plan_arena, round_up
 from gtco.support.sizes import Range
-from gtco.support.version import __version__
+from gtco.support.version import __version__, installed
 from gtco.tensor.intrinsics.table import multiplied
 from gtco.tensor.operators import (
     COMPLEX,
@@ -457,14 +456,8 @@ def _specs(graph: Graph, names: Sequence[str]) -> tuple[TensorSpec, ...]:
 
 def versions(target: Machine) -> dict[str, Any]:
     """The target and the versions of what made the code."""
-    found = {"gtco": __version__, "tvm": _version("apache-tvm"), "target": target.to_json()}
+    tvm = installed("apache-tvm") or "unknown"
+    found = {"gtco": __version__, "tvm": tvm, "target": target.to_json()}
     if isinstance(target, GpuTarget):
-        found["nvrtc"] = _version("nvidia-cuda-nvrtc")
+        found["nvrtc"] = installed("nvidia-cuda-nvrtc") or "unknown"
     return found
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -153,7 +153,7 @@ class CpuBackend(Backend):
             )
 
     def check_tuning(self, asked: str) -> None:
-        if self.machine.name != "native":
+        if self.machine.name != "native" and not self.machine.cpu:  # no machine of a farm
             raise OptionError(
                 f"{asked}: candidates are timed on the machine that compiles, which target "
                 f"'{self.machine.name}' need not be; tune where the library is to run, or leave "

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from gtco.runtime.cross import compiler_for
 from gtco.search.records.records import Records
 from gtco.support.options import CompileOptions, Tune
 from gtco.support.sizes import Range
+from gtco.support.version import installed
 
 if TYPE_CHECKING:
     from gtco.search.calibration.rates import RateTable
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 FORMAT = 1  # of the entries; raise it when their contents change
 # These change nothing in the library: how many processes work, what is written beside it, and what
 # is checked afterwards. The contents of a file of records count, not its name.
-NO_MATTER = ("workers", "dump", "verify", "cache", "records")
+# Which machines measured is in the target.
+NO_MATTER = ("workers", "dump", "verify", "cache", "records", "farm", "farm_kind")
 PACKAGES = (
     "apache-tvm apache-tvm-ffi numpy ml_dtypes onnx onnxsim networkx torch onnxscript onnx-ir "
     "xgboost-cpu nvidia-cuda-nvrtc"
@@ -103,13 +104,7 @@ def own_digest() -> str:
 @cache
 def versions() -> dict[str, str]:
     """The installed packages that have a part in a compile."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = ""
-    return found
+    return {package: installed(package) or "" for package in PACKAGES}
 
 
 @cache

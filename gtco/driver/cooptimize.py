@@ -31,6 +31,7 @@ from gtco.support.errors import BuildError
 from gtco.support.options import Tune
 from gtco.tensor.stage import Stage
 from gtco.tuning.race import RaceReadings, race, saved
+from gtco.tuning.runner import Runner
 
 SHARE = 0.5  # of the budget that is for choosing a partition; the rest is for the one that stands
 TURNS = 3
@@ -87,7 +88,7 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """The steps for a compile of ``graph`` on this machine."""
+    """The steps for a compile of ``graph``; ``runner`` measures, None is this machine."""
 
     graph: Graph
     policy: RecordedPolicy
@@ -95,6 +96,7 @@ class Measured:
     threads: int
     generated: Callable[[list[Stage]], Generated]
     tuned: Callable[[Sequence[Generated], Tune], object]
+    runner: Runner | None = None
 
     def search(self) -> tuple[Graph, Partition]:
         policy = self.policy
@@ -115,7 +117,9 @@ class Measured:
 
     def race(self, models: Sequence[Generated]) -> RaceReadings:
         assert self.policy.records is not None, "what is measured is kept"
-        found = race(models, self.policy.target, self.workers, self.threads, RACE_SECONDS)
+        found = race(
+            models, self.policy.target, self.workers, self.threads, RACE_SECONDS, self.runner
+        )
         self.policy.records.add(found.records)
         self.policy.observe()
         return found

@@ -83,14 +83,23 @@ class LibraryCache:
             )
         return ""
 
-    def _remove_oldest(self, limit: int, newest: str) -> None:
-        """Removes libraries until the rest has at most ``limit`` bytes."""
-        entries = []
+    def sizes(self) -> dict[Path, int]:
+        """Bytes of each library that is kept, by its folder. Raises OSError if the cache's folder
+        cannot be read.
+        """
+        found = {}
         for path in self.folder.iterdir():
             with suppress(OSError):  # another process removes it
                 if not path.name.startswith(".") and (path / ENTRY).is_file():
-                    size = sum(file.stat().st_size for file in path.iterdir())
-                    entries.append((path.name == newest, path.stat().st_mtime_ns, size, path))
+                    found[path] = sum(file.stat().st_size for file in path.iterdir())
+        return found
+
+    def _remove_oldest(self, limit: int, newest: str) -> None:
+        """Removes libraries until the rest has at most ``limit`` bytes."""
+        entries = []
+        for path, size in self.sizes().items():
+            with suppress(OSError):
+                entries.append((path.name == newest, path.stat().st_mtime_ns, size, path))
         total = sum(size for _, _, size, _ in entries)
         for is_newest, _, size, path in sorted(entries):
             if total <= limit or is_newest:

@@ -23,15 +23,20 @@ from gtco.search.records.records import Record, Records, circumstances, now
 from gtco.support.options import Tune
 from gtco.tuning import whole
 from gtco.tuning.result import StageResult, together
+from gtco.tuning.runner import Runner
 from gtco.tuning.tune import tune
 from gtco.tuning.view import View
 
 
 def measure(
-    compilations: Sequence[Compilation], workers: Workers, records: Records, effort: Tune
+    compilations: Sequence[Compilation],
+    workers: Workers,
+    records: Records,
+    effort: Tune,
+    runner: Runner | None = None,
 ) -> None:
     """Replaces picks by candidates that were measured to be faster, in all models. A stage that
-    several models have is tuned once.
+    several models have is tuned once. ``runner`` runs what is measured; None is this machine.
     """
     first = compilations[0]
     views: list[View] = []
@@ -57,6 +62,7 @@ def measure(
             shipped=first.shipped,
             progress=progress,
             earlier=results,
+            runner=runner,
         )
         for model, length in zip(models, known, strict=True):
             notes.setdefault(id(model), []).extend(model.notes[length:])
@@ -68,7 +74,7 @@ def measure(
         if effort.fusion:
             begin, some = time.monotonic(), part(effort, SHARE / len(compilations))
             for compilation in compilations:
-                partitioned(compilation, tuned, workers, some, say)
+                partitioned(compilation, tuned, workers, some, say, runner)
             trials = sum(result.measured for result in results)
             effort = rest(effort, time.monotonic() - begin, trials)
         tuned([c.generated for c in compilations], effort)
@@ -76,7 +82,7 @@ def measure(
             compilation.report.notes += notes[id(compilation.generated)]
             compilation.accidents |= bool(notes[id(compilation.generated)])
             if settles:
-                settle(compilation, records)
+                settle(compilation, records, runner)
             if results or not as_it_was(compilation):
                 conclude(compilation, records)
         end = replace(views[-1], elapsed=time.monotonic() - start)
@@ -94,6 +100,7 @@ def partitioned(
     workers: Workers,
     effort: Tune,
     say: Callable[[str], None],
+    runner: Runner | None = None,
 ) -> None:
     """Measures rivals of the predicted partition and gives the model the one that wins."""
     policy = run.policy
@@ -104,6 +111,7 @@ def partitioned(
         run.options.threads,
         lambda stages: run.generate(stages, policy, workers),
         tuned,
+        runner,
     )
     first = CutModel(run.graph, run.found, run.generated)
     chosen, news = cooptimize(first, steps, effort)
@@ -123,7 +131,7 @@ def whole_cost(run: Compilation) -> float:
     return whole.cost(sum(run.policy.predict(stage) for stage in run.found.stages), weights)
 
 
-def settle(run: Compilation, records: Records) -> None:
+def settle(run: Compilation, records: Records, runner: Runner | None = None) -> None:
     """Runs the untuned and the tuned model alternately, and keeps only the changes that make the
     model faster.
     """
@@ -136,7 +144,7 @@ def settle(run: Compilation, records: Records) -> None:
             write_artifact(run.artifact(name, graph.copy(), generated), folder / f"{name}.so")
             for name, graph, generated in builds
         ]
-        readings = whole.read(libraries[0], libraries[1])
+        readings = whole.read(libraries[0], libraries[1], runner)
     if isinstance(readings, str):
         run.report.notes.append(f"tuning: what it made {readings}: it is left as it was")
         run.accidents = True

@@ -40,6 +40,8 @@ class Target:
     - ``emulated``: those of the features whose instructions are replaced by functions that do the
       same. Only tests set it, to run kernels in tiles on machines without a tile unit
     - ``isa``: the instruction set that the features extend
+    - ``cpu``: what tells its CPU from others (:func:`gtco.machine.target.cpu_identity`), if it is
+      not this machine's
     """
 
     name: str
@@ -53,6 +55,7 @@ class Target:
     memory: tuple[MemoryLevel, ...]
     emulated: tuple[str, ...] = ()
     isa: Isa = field(default=X86_64, repr=False)
+    cpu: tuple[tuple[str, str], ...] = ()
 
     kind = "cpu"
 
@@ -96,6 +99,7 @@ class Target:
             **({"emulated": list(self.emulated)} if self.emulated else {}),
             # x86-64 is not said: so it was before there was another
             **({"isa": self.isa.name} if self.isa is not X86_64 else {}),
+            **({"cpu": dict(self.cpu)} if self.cpu else {}),
         }
 
     @staticmethod
@@ -103,6 +107,7 @@ class Target:
         fields = dict(data)
         fields["features"] = tuple(fields["features"])
         fields["emulated"] = tuple(fields.get("emulated", ()))
+        fields["cpu"] = tuple(sorted(fields.get("cpu", {}).items()))
         fields["isa"] = ISAS[fields.get("isa", X86_64.name)]
         fields["memory"] = tuple(MemoryLevel(*m) for m in fields["memory"])
         return Target(**fields)

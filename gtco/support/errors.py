@@ -60,6 +60,10 @@ class RecordError(GtcoError):
     """A file of records cannot be read or written, or holds something else."""
 
 
+class FarmError(GtcoError):
+    """The machines of a tuning farm cannot be reached, or none of them fits."""
+
+
 class QuantizationError(GtcoError):
     """No choice of quantized products keeps the error within the budget; the text says the best."""
 

@@ -1,12 +1,15 @@
 """What the environment may set; the only module that reads it.
 
-================  ===================================================================
-GTCO_CACHE        folder for measurements and compiled libraries (default ``~/.cache/gtco``)
-GTCO_CACHE_GB     how many GB of compiled libraries are kept there (default 4); 0 keeps none
-GTCO_NUM_THREADS  threads of a compiled model, read by the C runtime when it opens
-CC                the C compiler that links (default ``gcc``, then ``cc``, then ``clang``; for
-                  another instruction set a cross compiler, see ``gtco.runtime.cross``)
-================  ===================================================================
+====================  ===================================================================
+GTCO_CACHE            folder for measurements and compiled libraries (default ``~/.cache/gtco``)
+GTCO_CACHE_GB         how many GB of compiled libraries are kept there (default 4); 0 keeps none
+GTCO_NUM_THREADS      threads of a compiled model, read by the C runtime when it opens
+CC                    the C compiler that links (default ``gcc``, then ``cc``, then ``clang``; for
+                      another instruction set a cross compiler, see ``gtco.runtime.cross``)
+RAY_AUTH_TOKEN        the token of a tuning farm, which Ray reads too
+RAY_AUTH_TOKEN_PATH   the file that has the token (default ``~/.ray/auth_token``)
+RAY_AUTH_MODE         ``token`` (default, where there is one) has Ray ask for the token
+====================  ===================================================================
 """
 
 from __future__ import annotations
@@ -193,6 +196,10 @@ class CompileOptions:
     - ``records``: a file of measurements. Configs that stood on this machine are picked, and
       measurements of ``tune`` are added; the file is made if it does not exist. For GPUs a file
       with answers of ``gtco measure``
+    - ``farm``: the address of a tuning farm, ``ray://HOST:10001``, whose machines measure instead
+      of this one (``docs/farm.md``)
+    - ``farm_kind``: the kind of the farm's machines to measure on and to compile for, as ``gtco
+      farm check`` names it; "" is the kind of this machine
     - ``cache``: take the library from the cache if the same compile was done before, and keep it
       there if not (``docs/cache.md``)
     """
@@ -213,6 +220,8 @@ class CompileOptions:
     strict: bool = False
     tune: str | Tune = "off"
     records: Path | None = None
+    farm: str = ""
+    farm_kind: str = ""
     cache: bool = True
     data: Any = None
     exclude: Sequence[str] = ()
@@ -247,6 +256,18 @@ class CompileOptions:
                 "data, exclude, observer, smooth and max_drop are of precision int8, and precision "
                 f"is {self.precision}: leave them out, or compile for int8"
             )
+        for name in ("farm", "farm_kind"):
+            if not isinstance(getattr(self, name), str):
+                raise OptionError(f"{name}={getattr(self, name)!r}: give a text")
+        if self.farm_kind and not self.farm:
+            raise OptionError(f"farm_kind={self.farm_kind!r} is of a farm: give farm too")
+        if self.farm and self.target != "native":
+            raise OptionError(
+                f"farm={self.farm!r}, target={self.target!r}: a farm's machines say what code is "
+                "for; farm_kind (--kind) names their kind"
+            )
+        if self.farm and self.tune == "off":
+            raise OptionError(f"farm={self.farm!r} is for measuring, and tune is off: leave it out")
         if self.launches not in LAUNCHES:
             raise OptionError(
                 f"unknown launches {self.launches!r}: choose from {', '.join(LAUNCHES)}"
@@ -283,6 +304,8 @@ class CompileKeywords(TypedDict, total=False):
     strict: bool | None
     tune: Literal["off", "quick", "full"] | str | Tune | None
     records: str | os.PathLike[str] | None
+    farm: str | None
+    farm_kind: str | None
     cache: bool | None
     data: Any
     exclude: Sequence[str] | None
@@ -323,6 +346,29 @@ def cache_folder() -> Path:
 def named_compiler() -> str | None:
     """The C compiler that ``CC`` names."""
     return os.environ.get("CC") or None
+
+
+def ray_token() -> str:
+    """Ray's token for the machines of a farm, where Ray itself looks for it; "" if there is none or
+    if Ray is told not to use it.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        return ""
+    if given := os.environ.get("RAY_AUTH_TOKEN"):
+        return given.strip()
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    try:
+        return (Path(path) if path else Path.home() / ".ray" / "auth_token").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def use_ray_token() -> None:
+    """Has Ray send its token, where there is one and the environment does not say otherwise. Ray
+    reads that when it is imported.
+    """
+    if ray_token():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def c_compiler(wanted: str | None = None) -> str:

@@ -1,31 +1,29 @@
-"""Builds candidates of stages in the workers and times them together in a process of their own."""
+"""Builds candidates of stages in the workers and hands them to a
+:class:`~gtco.tuning.runner.Runner`, which times them together.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gtco.codegen.build import Failure, Job, Kernel
-from gtco.codegen.processes import environment
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Machine, cpu_target
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.publish import temporary
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
+from gtco.tuning.local import LocalRunner
+from gtco.tuning.runner import Budget, Readings, Runner
 from gtco.tuning.timing import LEAST_ROUNDS
 from gtco.tuning.trial import REPEATS, Trial, artifact, batches, buffers
 
-GRACE = 60.0  # seconds that timing may take beyond what it was given: opening, a slow first round
 BUILD_SECONDS = 0.4  # for one candidate, until some were built
 START_SECONDS = 1.0  # of a process that times: linking, opening, ending
 BYTES_A_SECOND = 4e8  # of a trial's tensors
@@ -40,25 +38,33 @@ class Timed:
     - ``wrong``: the candidates that compute something else;
     - ``failed``: says how timing ended, if it failed. It is about the trial's rival if there is
       only one, about the first candidate if there is no rival, and else about no particular
-      candidate.
+      candidate;
+    - ``machine``: who read it (:class:`~gtco.tuning.runner.Readings`).
     """
 
     trial: Trial
     readings: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
     wrong: frozenset[int] = frozenset()
     failed: str = ""
+    machine: str = ""
 
 
 class Measurer:
-    """Builds and times candidates, and predicts how long that takes. Readings stop at the
-    ``deadline`` (of ``time.monotonic()``), however few there are.
+    """Builds candidates here, has them timed by ``runner``, and predicts how long that takes.
+    Readings stop at the ``deadline`` (of ``time.monotonic()``), however few there are.
     """
 
     def __init__(
-        self, workers: Workers, target: Machine, threads: int, deadline: float = inf
+        self,
+        workers: Workers,
+        target: Machine,
+        threads: int,
+        deadline: float = inf,
+        runner: Runner | None = None,
     ) -> None:
         self.workers, self.target, self.threads = workers, cpu_target(target), threads
         self.deadline = deadline
+        self.runner: Runner = LocalRunner() if runner is None else runner
         self._built, self._building = 0, 0.0
 
     def build_cost(self, candidates: int) -> float:
@@ -98,61 +104,85 @@ class Measurer:
         kept = (first, *(named[k.symbol] for k in kernels))
         return Trial(stage, kept, (kernel, *kernels)), failed
 
-    def time(self, trials: Sequence[Trial], seconds: float) -> Iterator[Timed]:
-        """Yields the readings of each trial. Timing all of them takes ``seconds``, or as long as
-        the least number of rounds takes.
+    def time(
+        self, trials: Sequence[Trial], seconds: float, machines: int = 0
+    ) -> Iterator[Timed]:
+        """Yields the readings of each trial, as they come. Timing all of them takes ``seconds`` of
+        machines, or as long as the least number of rounds takes. All candidates of a trial are
+        timed together, on one machine. The trials are dealt out to so many ``machines``, 0 for all.
         """
+        machines = machines or self.runner.machines
         total = sum(map(_weight, trials)) or 1.0
-        for batch in batches(trials):
-            yield from self._time(batch, seconds * sum(map(_weight, batch)) / total)
+        given = [
+            (batch, seconds * sum(map(_weight, batch)) / total)
+            for some in shares(trials, machines)
+            for batch in batches(some)
+        ]
+        if machines == 1:
+            for batch, share in given:
+                yield from self._time(batch, share)
+            return
+        with ThreadPoolExecutor(machines) as threads:
+            reading = [
+                threads.submit(lambda of=one: list(self._time(*of)))  # type: ignore[misc]
+                for one in given
+            ]
+            try:
+                for done in as_completed(reading):
+                    yield from done.result()
+            finally:
+                for one in reading:
+                    one.cancel()
 
     def _time(self, batch: Sequence[Trial], seconds: float) -> Iterator[Timed]:
-        said = self._run(batch, seconds)
-        if isinstance(said, str):
+        readings, groups = self._run(batch, seconds)
+        if readings.failed:
             if len(batch) == 1:
-                yield from self._apart(batch[0], seconds, said)
+                yield from self._apart(batch[0], seconds, readings)
                 return
             for trial in batch:  # it is one of them: the others are worth another try
                 yield from self._time([trial], seconds / len(batch))
             return
-        readings, wrong = np.array(said["seconds"]), set(said["wrong"])
-        for trial, steps in zip(batch, said["trials"], strict=True):
+        for trial, steps in zip(batch, groups, strict=True):
             columns = steps[1:]  # the first one brought in the activations
-            bad = frozenset(n for n, step in enumerate(columns) if step in wrong)
-            yield Timed(trial, readings[:, columns], bad)
+            bad = frozenset(n for n, step in enumerate(columns) if step in readings.wrong)
+            yield Timed(trial, readings.seconds[0][:, columns], bad, machine=readings.machine)
 
-
-    def _run(self, batch: Sequence[Trial], seconds: float) -> dict[str, Any] | str:
+    def _run(self, batch: Sequence[Trial], seconds: float) -> tuple[Readings, list[list[int]]]:
+        """The readings of a batch, and the numbers of each trial's steps."""
+        made = artifact(batch, self.target, self.threads)
         with temporary("trials") as folder:
             library = folder / "trials.so"
-            write_artifact(artifact(batch, self.target, self.threads), library)
-            return run(library, seconds, max(self.deadline - time.monotonic(), 0.0))
+            write_artifact(made, library)
+            limit = max(self.deadline - time.monotonic(), 0.0)
+            read = self.runner.read([library], Budget(LEAST_ROUNDS, seconds, limit))
+        return read, made.metadata["trials"]
 
-    def _apart(self, trial: Trial, seconds: float, said: str) -> Iterator[Timed]:
+    def _apart(self, trial: Trial, seconds: float, said: Readings) -> Iterator[Timed]:
         """Finds out which candidates made the timing of a trial fail (``said``): yields these, each
         with the first candidate alone, and then the readings of the others. If the first candidate
         is at fault, or no single one, or the time is too short to find out, no rival is blamed.
         """
         first = trial.only([])
         rivals = list(range(1, len(trial.picks)))
-        if isinstance(self._run([first], 0.0), str):
-            yield Timed(first, failed=said)
+        if self._run([first], 0.0)[0].failed:
+            yield Timed(first, failed=said.failed, machine=said.machine)
             return
         guilty = self._guilty(trial, rivals)
         for rival, how in guilty.items():
-            yield Timed(trial.only([rival]), failed=how)
+            yield Timed(trial.only([rival]), failed=how.failed, machine=how.machine)
         left = trial.only([rival for rival in rivals if rival not in guilty])
         if guilty and len(left.picks) > 1 and time.monotonic() < self.deadline:
             yield from self._time([left], seconds)
         elif not guilty:
-            yield Timed(first, failed=said)
+            yield Timed(first, failed=said.failed, machine=said.machine)
 
-    def _guilty(self, trial: Trial, rivals: Sequence[int]) -> dict[int, str]:
+    def _guilty(self, trial: Trial, rivals: Sequence[int]) -> dict[int, Readings]:
         """The ``rivals`` whose timing fails, and how, found by halving."""
         if not rivals or time.monotonic() >= self.deadline:
             return {}
-        said = self._run([trial.only(rivals)], 0.0)
-        if not isinstance(said, str):
+        said, _ = self._run([trial.only(rivals)], 0.0)
+        if not said.failed:
             return {}
         if len(rivals) == 1:
             return {rivals[0]: said}
@@ -164,30 +194,13 @@ def _weight(trial: Trial) -> float:
     return trial.picks[0].seconds * len(trial.picks)
 
 
-def run(library: Path, seconds: float, most: float = inf) -> dict[str, Any] | str:
-    """The output of :mod:`gtco.tuning.timing` for a library, or a sentence on how it failed."""
-    times = [str(seconds), str(most)]
-    said: dict[str, Any] | str = printed("timing", [str(library), *times], seconds + GRACE)
-    return said
-
-
-def printed(module: str, arguments: Sequence[str], timeout: float) -> Any:
-    """Runs a module of this package in a process of its own for at most ``timeout`` seconds and
-    gives the JSON that it prints, or a sentence on how it failed. The module itself never prints a
-    text.
+def shares(trials: Sequence[Trial], machines: int) -> list[list[Trial]]:
+    """The trials, dealt out to so many machines: the heaviest first, each to the machine that has
+    the least to do. Without the empty shares.
     """
-    command = [sys.executable, "-m", f"gtco.tuning.{module}", *arguments]
-    try:
-        done = subprocess.run(
-            command,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
-        return "hung"
-    if done.returncode:
-        return f"crashed ({done.stderr.strip().splitlines()[-1:] or done.returncode})"
-    return json.loads(done.stdout)
+    found: list[list[Trial]] = [[] for _ in range(max(machines, 1))]
+    if len(found) == 1:
+        return [list(trials)]
+    for trial in sorted(trials, key=_weight, reverse=True):
+        min(found, key=lambda share: sum(map(_weight, share))).append(trial)
+    return [share for share in found if share]

@@ -8,8 +8,11 @@ A round runs every candidate once. Candidates are compared within a round, as on
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -24,9 +27,11 @@ from gtco.runtime.module import Model
 from gtco.runtime.tensors import aligned_empty
 from gtco.search.records.records import Record, cpu_known, gpu_circumstances, now
 from gtco.support.errors import ArtifactError
+from gtco.tuning.runner import Budget, Readings
 from gtco.tuning.timing import agree, array
 from gtco.tuning.verdict import first_seconds, judge, outcome
 
+Opened = Callable[[Path], AbstractContextManager[Any]]  # a bundle, for the machine that runs it
 WARM = 3  # rounds before those that count
 OTHER = "its result is not that of most candidates of the stage"
 
@@ -43,19 +48,72 @@ def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Rec
             "what is measured"
         )
     gpu = "images" in metadata
-    with Model(path, device=device if gpu else None, candidates=True) as model:
-        known = gpu_circumstances(metadata, gpu_name(device)) if gpu else cpu_known(metadata)
-        return timed(model, metadata, rounds, known)
+    known = gpu_circumstances(metadata, gpu_name(device)) if gpu else cpu_known(metadata)
+    opened = partial(Model, device=device if gpu else None, candidates=True)
+    return timed(opened, path, metadata, rounds, known)
 
 
-def timed(model: Any, metadata: Mapping[str, Any], rounds: int, known: str) -> list[Record]:
-    """A record for each candidate of an open bundle, under the circumstances ``known``."""
-    random, numbers = np.random.default_rng(0), metadata.get("numbers", ())
-    inputs = [array(random, spec, n in numbers) for n, spec in enumerate(model.inputs)]
-    results = [aligned_empty(spec) for spec in model.outputs]
-    readings = np.array([model.timed(inputs, results) for _ in range(WARM + rounds)])[WARM:]
-    wrong = disagreeing(metadata["candidates"]["compared"], results)
-    return records(model.stages, readings, known, wrong)
+def timed(
+    opened: Opened, path: Path, metadata: Mapping[str, Any], rounds: int, known: str
+) -> list[Record]:
+    """A record for each candidate of the bundle, under the circumstances ``known``."""
+    runner = BundleRunner(opened, metadata)
+    read = runner.read([path], Budget(rounds))
+    steps = runner.steps
+    wrong = {
+        key: frozenset(n for n, step in enumerate(numbers) if step in read.wrong)
+        for key, numbers in by_rival(steps).items()
+    }
+    return records(steps, read.seconds[0], known, wrong)
+
+
+class BundleRunner:
+    """A :class:`~gtco.tuning.runner.Runner` of bundles in this process, on the GPU or CPU that
+    ``opened`` opens them for. A failure of a device is an :class:`ArtifactError`: nothing else
+    could be read of it afterwards. ``steps`` are those of the library that was read last.
+    """
+
+    machines = 1
+
+    def __init__(self, opened: Opened, metadata: Mapping[str, Any]) -> None:
+        self.opened, self.metadata = opened, metadata
+        self.steps: list[dict[str, Any]] = []
+
+    def read(self, libraries: Sequence[Path], budget: Budget) -> Readings:
+        found: list[np.ndarray] = []
+        wrong: frozenset[int] = frozenset()
+        random, numbers = np.random.default_rng(0), self.metadata.get("numbers", ())
+        begin = time.monotonic()
+        for number, library in enumerate(libraries):
+            with self.opened(library) as model:
+                self.steps = model.stages
+                inputs = [array(random, spec, n in numbers) for n, spec in enumerate(model.inputs)]
+                results = [aligned_empty(spec) for spec in model.outputs]
+                readings: list[list[float]] = []
+                while len(readings) < WARM + budget.rounds or (
+                    time.monotonic() - begin < budget.seconds
+                ):
+                    if len(readings) > WARM and time.monotonic() - begin > budget.limit:
+                        break
+                    readings.append(model.timed(inputs, results))
+                if not number:
+                    bad = disagreeing(self.metadata["candidates"]["compared"], results)
+                    wrong = frozenset(
+                        steps[n]
+                        for key, steps in by_rival(self.steps).items()
+                        for n in bad.get(key, ())
+                    )
+            found.append(np.array(readings)[WARM:])
+        return Readings(tuple(found), wrong)
+
+
+def by_rival(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """The numbers of the steps of each stage's candidates; the last is the first one again."""
+    found: dict[str, list[int]] = {}
+    for number, step in enumerate(steps):
+        if step["rival"] is not None:
+            found.setdefault(step["key"], []).append(number)
+    return found
 
 
 def disagreeing(
@@ -95,12 +153,8 @@ def records(
     """A record for each candidate. ``readings`` are seconds [rounds, steps]; ``wrong`` has, by
     stage, the numbers of the candidates that computed something else than most.
     """
-    columns: dict[str, list[int]] = {}
-    for number, step in enumerate(steps):
-        if step["rival"] is not None:
-            columns.setdefault(step["key"], []).append(number)
     found = []
-    for numbers in columns.values():
+    for numbers in by_rival(steps).values():
         rounds = readings[:, numbers]
         out = wrong.get(steps[numbers[0]]["key"], frozenset())
         verdict = judge(rounds, out)

@@ -19,6 +19,7 @@ from gtco.machine.target import Machine
 from gtco.search.records.records import Record, circumstances
 from gtco.tensor.stage import Stage
 from gtco.tuning.measure import Measurer, Timed
+from gtco.tuning.runner import Runner
 from gtco.tuning.trial import Trial
 from gtco.tuning.verdict import judge
 
@@ -32,10 +33,15 @@ class RaceReadings:
 
 
 def race(
-    models: Sequence[Generated], target: Machine, workers: Workers, threads: int, seconds: float
+    models: Sequence[Generated],
+    target: Machine,
+    workers: Workers,
+    threads: int,
+    seconds: float,
+    runner: Runner | None = None,
 ) -> RaceReadings:
-    """Times every different stage of the models with its current kernel. Stages whose timing fails
-    are left out.
+    """Times every different stage of the models with its current kernel, on one machine. Stages
+    whose timing fails are left out.
     """
     stages: dict[str, tuple[Stage, Generated]] = {}
     for model in models:
@@ -45,7 +51,8 @@ def race(
         Trial(stage, (model.choices[key],), (model.kernels[key],))
         for key, (stage, model) in stages.items()
     ]
-    found = [t for t in Measurer(workers, target, threads).time(trials, seconds) if not t.failed]
+    measurer = Measurer(workers, target, threads, runner=runner)
+    found = [t for t in measurer.time(trials, seconds, machines=1) if not t.failed]
     return RaceReadings(
         {timed.trial.stage.key: timed.readings for timed in found},
         tuple(_record(timed, circumstances(target)) for timed in found),
@@ -57,7 +64,7 @@ def _record(timed: Timed, known: str) -> Record:
     first, again = (float(x) for x in np.median(timed.readings, axis=0))
     seconds = (first + again) / 2
     measured = seconds, 1.0, abs(first - again) / seconds
-    return Record.of(stage, pick, known, "kept", measured)
+    return Record.of(stage, pick, known, "kept", measured, machine=timed.machine)
 
 
 def saved(first: Mapping[str, int], rival: Mapping[str, int], readings: RaceReadings) -> float:

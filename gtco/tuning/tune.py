@@ -36,6 +36,7 @@ from gtco.tuning.learned import LearnedProposals
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, KnownFirst, Proposals
 from gtco.tuning.result import StageResult
+from gtco.tuning.runner import Runner
 from gtco.tuning.trial import Trial
 from gtco.tuning.verdict import Verdict, first_seconds, judge, outcome
 from gtco.tuning.view import HOUR, StageView, View
@@ -59,6 +60,7 @@ def tune(
     shipped: Sequence[Record] = (),
     progress: Callable[[View], None] = lambda view: None,
     earlier: Sequence[StageResult] = (),
+    runner: Runner | None = None,
 ) -> list[StageResult]:
     """Improves ``models`` in place, within the limits of ``effort``. A stage that several models
     have is tuned once and counts for all of them.
@@ -71,12 +73,15 @@ def tune(
     - ``progress`` is told the state of the tuning, and the result at the end.
     - ``earlier`` is what the same compile tuned before; tuning continues from it, and the totals
       include it.
+    - ``runner`` runs the candidates; None is this machine.
 
     Returns the result of each stage that was measured, the heaviest first. If candidates fail
     (builds, crashes, time-outs, wrong results), the budget is too small or the machine is too
     noisy, the picks stay and the models get a note.
     """
-    tuner = _Tuner(models, policy, workers, threads, effort, records, shipped, progress, earlier)
+    tuner = _Tuner(
+        models, policy, workers, threads, effort, records, shipped, progress, earlier, runner
+    )
     while tuner.round():
         pass
     tuner.end()
@@ -95,12 +100,13 @@ class _Tuner:
         shipped: Sequence[Record],
         progress: Callable[[View], None],
         earlier: Sequence[StageResult],
+        runner: Runner | None,
     ) -> None:
         self.models, self.policy = models, policy
         self.effort, self.progress = effort, progress
         self.begin = time.monotonic()
         deadline = self.begin + effort.seconds
-        self.measurer = Measurer(workers, policy.target, threads, deadline)
+        self.measurer = Measurer(workers, policy.target, threads, deadline, runner)
         self.trials = effort.trials
         self.peaks: dict[str, Peak | None] = {}  # of the machine, by what products multiply
         self.records, self.circumstances = records, circumstances(policy.target)
@@ -363,7 +369,8 @@ class _Tuner:
                 result.exhausted = True
             else:
                 (_, pick), known = trial.picks, self.circumstances
-                self.keep([Record.of(trial.stage, pick, known, "failed", reason=what)])
+                by = timed.machine
+                self.keep([Record.of(trial.stage, pick, known, "failed", reason=what, machine=by)])
             return
         for n in timed.wrong - {0, len(trial.picks)}:
             self.note(result, trial.picks[n], "computes something else")
@@ -386,7 +393,9 @@ class _Tuner:
             came: Outcome = "wrong" if n in timed.wrong else outcome(verdict, n)
             times = readings[:, n] if n else first
             measured = float(np.median(times)), float(np.median(times / first)), verdict.noise
-            yield Record.of(result.stage, pick, self.circumstances, came, measured)
+            yield Record.of(
+                result.stage, pick, self.circumstances, came, measured, machine=timed.machine
+            )
 
     def keep(self, records: Iterable[Record]) -> None:
         if self.records is not None:

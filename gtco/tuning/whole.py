@@ -5,36 +5,25 @@ A stage that is timed alone finds the caches as its trial left them, and nothing
 In the model the neighbouring stages decide both. So this is the last test of what tuning changed.
 Inside the model, a stage keeps its untuned kernel if that is as fast, and the model keeps its
 untuned partition if that is as fast.
-
-``python -m gtco.tuning.whole FIRST.so TUNED.so`` is the process that runs them. It prints the
-readings as JSON.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from gtco.codegen.generate import Generated
-from gtco.codegen.processes import die_with_parent
-from gtco.runtime.module import load
-from gtco.runtime.tensors import aligned_empty
 from gtco.search.recorded import measured_seconds
 from gtco.search.records.records import Record
-from gtco.tuning.measure import printed
-from gtco.tuning.timing import array
+from gtco.tuning.alternating import LEAST_ROUNDS
+from gtco.tuning.local import LocalRunner
+from gtco.tuning.runner import Budget, Runner
 from gtco.tuning.view import became
 
 SHARE = 0.25  # of the time for measuring, at most; if that is too little, this test is left out
-LEAST_ROUNDS, MOST_ROUNDS = 5, 40
-TURN_SECONDS = 0.02  # a model runs for so long in a round, after a run that loads its weights
 SECONDS, MOST_SECONDS = 1.0, 300.0  # of rounds; until a hanging process is ended
 
 
@@ -155,33 +144,8 @@ def _sum(model: Generated, keys: set[str], seconds: Mapping[str, np.ndarray]) ->
 
 
 # running ------------------------------------------------------------------------------------------
-def read(first: Path, tuned: Path) -> ModelReadings | str:
+def read(first: Path, tuned: Path, runner: Runner | None = None) -> ModelReadings | str:
     """The readings of both libraries, or a sentence on how running them failed."""
-    said = printed("whole", [str(first), str(tuned)], MOST_SECONDS)
-    return said if isinstance(said, str) else ModelReadings(*map(np.array, said))
-
-
-def main(libraries: Sequence[str]) -> None:
-    """Prints for each library a list of rounds; a round is the seconds of every stage."""
-    die_with_parent()
-    random = np.random.default_rng(0)
-    with ExitStack() as stack:
-        models = [stack.enter_context(load(library)) for library in libraries]
-        given = [array(random, spec) for spec in models[0].inputs]
-        outputs = [aligned_empty(spec) for spec in models[0].outputs]
-        found: list[list[list[float]]] = [[] for _ in models]
-        begin = time.perf_counter()
-        while len(found[0]) < LEAST_ROUNDS or (
-            len(found[0]) < MOST_ROUNDS and time.perf_counter() - begin < SECONDS
-        ):
-            order = range(len(models)) if len(found[0]) % 2 else reversed(range(len(models)))
-            for n in list(order):
-                once = sum(models[n].timed(given, outputs))
-                runs = max(int(TURN_SECONDS / max(once, 1e-9)), 1)
-                times = [models[n].timed(given, outputs) for _ in range(runs)]
-                found[n].append(list(np.median(times, axis=0)))
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    reading: Runner = LocalRunner() if runner is None else runner
+    said = reading.read([first, tuned], Budget(LEAST_ROUNDS, SECONDS, MOST_SECONDS))
+    return said.failed or ModelReadings(*said.seconds)

@@ -33,8 +33,7 @@ def test_a_bundle_gives_records_that_a_compile_follows(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="library for aarch64"):
         measure(path, 4)
     known = json.dumps({**json.loads(cpu_known(metadata)), "cpu": BOARD}, sort_keys=True)
-    with EmulatedModel(path) as emulated:
-        found = timed(emulated, metadata, 8, known)
+    found = timed(EmulatedModel, path, metadata, 8, known)
     assert len(found) == metadata["candidates"]["kernels"] >= 4
     assert all(record.seconds and record.outcome != "wrong" for record in found), found
     # as if the last candidate of each stage had been the best

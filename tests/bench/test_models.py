@@ -390,7 +390,7 @@ def test_end_to_end_refuses_unknown_peers(capsys):
 def test_the_machine_is_described():
     about = machine.describe(3)
     assert about["threads"] == 3 and about["cores"] >= 1 and about["memory_bytes"] > 1e8
-    assert machine.version("no-such-package-of-anyone") is None
+    assert machine.installed("no-such-package-of-anyone") is None
     assert time.strptime(about["date"][:19], "%Y-%m-%dT%H:%M:%S")
 
 

@@ -239,3 +239,37 @@ def test_gpus_are_what_the_driver_names(monkeypatch, driver, said):
 
     monkeypatch.setattr("gtco.runtime.driver.ctypes.CDLL", opened)
     assert doctor_command.gpus_check().found.startswith(said)
+
+
+def test_the_cache_of_libraries(monkeypatch, tmp_path):
+    """Its place, what it has, its bound; and what is in the way of it."""
+    monkeypatch.setenv("GTCO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("GTCO_CACHE_GB", "3")
+    folder = tmp_path / "cache" / "libraries"
+    check = doctor_command.cache_check()
+    assert check.mark == "ok" and check.found == f"{folder}: not made yet, at most 3 GB"
+    for key, size in (("a", 10_000_000), ("b", 20_000_000)):
+        (folder / key).mkdir(parents=True)
+        (folder / key / "entry.json").write_text("{}")
+        (folder / key / "m.so").write_bytes(bytes(size))
+    (folder / "a.lock").touch()  # no library, nor is what a compile is writing
+    (folder / ".made").mkdir()
+    check = doctor_command.cache_check()
+    assert check.mark == "ok" and check.found == f"{folder}: 2 libraries, 0.03 GB, at most 3 GB"
+    monkeypatch.setattr(doctor_command.os, "access", lambda path, mode: False)
+    check = doctor_command.cache_check()
+    assert check.mark == "absent" and "cannot be written" in check.found
+    assert "GTCO_CACHE" in check.fix
+    monkeypatch.setenv("GTCO_CACHE_GB", "0")
+    assert doctor_command.cache_check().found == "off, by GTCO_CACHE_GB=0"
+    monkeypatch.setenv("GTCO_CACHE_GB", "much")
+    check = doctor_command.cache_check()
+    assert check.mark == "absent" and "GTCO_CACHE_GB='much'" in check.fix
+
+
+def test_a_cache_behind_a_file_is_said_to_be_in_the_way(monkeypatch, tmp_path):
+    monkeypatch.setenv("GTCO_CACHE_GB", "1")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GTCO_CACHE", str(tmp_path / "file"))
+    check = doctor_command.cache_check()
+    assert check.mark == "absent" and f"{tmp_path / 'file'} cannot be written" in check.fix

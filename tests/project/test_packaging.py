@@ -5,6 +5,7 @@ runs with numpy alone.
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import shutil
@@ -12,7 +13,9 @@ import subprocess
 import sys
 import zipfile
 from importlib import metadata
+from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import setuptools
@@ -80,8 +83,8 @@ def test_packages_entry_point_and_sources(arguments, root):
 
 
 @pytest.fixture(scope="module")
-def installed(root, tmp_path_factory):
-    """The wheel of this tree, unpacked into a folder as pip does it."""
+def packed(root, tmp_path_factory):
+    """A folder with the wheel and the sdist of this tree."""
     place = tmp_path_factory.mktemp("wheel")
     tree = place / "tree"
     tree.mkdir()
@@ -89,17 +92,72 @@ def installed(root, tmp_path_factory):
         shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "README.md", "LICENSE"):
         shutil.copy(root / name, tree / name)
-    done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(place)],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    (wheel,) = place.glob("*.whl")
+    for kind in ("bdist_wheel", "sdist"):
+        succeed([sys.executable, "setup.py", "-q", kind, "-d", str(place)], cwd=tree)
+    return place
+
+
+def succeed(command, **options):
+    """What the command prints."""
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(packed):
+    """The wheel of this tree, unpacked into a folder as pip does it."""
+    (wheel,) = packed.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
-        file.extractall(place / "site")
-    return place / "site"
+        file.extractall(packed / "site")
+    return packed / "site"
+
+
+def test_the_wheel_is_pure(packed):
+    (wheel,) = packed.glob("*.whl")
+    assert wheel.name == f"gtco-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+    assert "gtco/py.typed" in names and not [n for n in names if n.endswith((".so", ".pyc"))]
+
+
+def test_an_sdist_installs_in_a_fresh_environment(packed, tmp_path):
+    """pip makes a wheel of the sdist, which has what the wheel of the tree has. The environment has
+    nothing but numpy: this checkout is not there.
+    """
+    (sdist,) = packed.glob("*.tar.gz")
+    python = tmp_path / "fresh" / "bin" / "python"
+    succeed([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "fresh")])
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    alone = ["--no-index", "--no-deps", "--no-build-isolation"]
+    made = tmp_path / "wheels"
+    succeed([*pip, "wheel", *alone, "-w", str(made), str(sdist)], cwd=tmp_path)
+    (wheel,), (direct,) = made.glob("*.whl"), packed.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file, zipfile.ZipFile(direct) as other:
+        assert sorted(file.namelist()) == sorted(other.namelist())
+    found = ["--find-links", str(made), "gtco"]
+    succeed([*pip, "--python", str(python), "install", *alone[:2], *found], cwd=tmp_path)
+    environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+    where = "import gtco; print(gtco.__file__)"
+    said = succeed([python, "-c", where], cwd=tmp_path, env=environment)
+    assert said.startswith(str(tmp_path / "fresh"))
+    for part in Path(np.__file__).parents[1].glob("numpy*"):
+        (Path(said).parents[1] / part.name).symlink_to(part)
+    said = succeed([python.with_name("gtco"), "--version"], cwd=tmp_path, env=environment)
+    assert said.startswith(f"gtco {__version__}") and "apache-tvm none" in said
+
+
+@pytest.mark.scheduled
+@pytest.mark.parametrize("extra", "torch tune completion docs cuda report farm demo bench".split())
+def test_extras_resolve(packed, tmp_path, extra):
+    """By pip, in a fresh environment, from the index that pip knows. Nothing is installed."""
+    python = tmp_path / "fresh" / "bin" / "python"
+    succeed([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "fresh")])
+    (wheel,) = packed.glob("*.whl")
+    command = f"--disable-pip-version-check -q --python {python} install --dry-run --report -"
+    said = succeed([sys.executable, "-m", "pip", *command.split(), f"{wheel}[{extra}]"])
+    chosen = {item["metadata"]["name"].lower() for item in json.loads(said)["install"]}
+    assert {"gtco", "apache-tvm", "numpy"} <= chosen
 
 
 BARE = """

@@ -49,8 +49,8 @@ elif phase == "build":
     command_ = (sys.executable, "-c", job + waiting)
     compiler.Workers = functools.partial(compiler.Workers, command=command_)
 elif phase == "tune":
-    from gtco.tuning import measure
-    measure.run = wait
+    from gtco.tuning import local
+    local.run = wait
 elif phase in ("gcc", "link"):  # with a child of its own, as gcc has cc1 and ld
     script = marker + ".sh"
     other = '*" -c "*) exec gcc "$@";; ' if phase == "link" else ""

@@ -14,7 +14,7 @@ from gtco.machine.target import Target, detect
 from gtco.search.analytic import AnalyticPolicy
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from gtco.tuning import measure, timing
+from gtco.tuning import local, timing
 from gtco.tuning.timing import agree
 from gtco.tuning.trial import Trial, artifact, batches
 from tests.tuning.small import integers, linear
@@ -76,13 +76,13 @@ def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) 
     made = artifact(trials, machine, 2)
     assert made.metadata["trials"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     library = write_artifact(made, tmp_path / "trials.so")
-    said = measure.run(library, 0.1)
+    said = local.run(library, 0.1)
     assert isinstance(said, dict) and said["wrong"] == []
     readings = np.array(said["seconds"])
     assert readings.shape[1] == 8 and len(readings) >= timing.LEAST_ROUNDS - timing.WARM_ROUNDS
     assert (readings > 0).all()
     # a timing that needs more than the whole time ends with the fewest readings
-    said = measure.run(library, 100.0, 0.0)
+    said = local.run(library, 100.0, 0.0)
     assert isinstance(said, dict) and len(said["seconds"]) == 1
 
 
@@ -104,7 +104,7 @@ def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_
     wrong = kernel(other, good.picks[1].config, machine, "wrong")
     posed = replace(good, kernels=(good.kernels[0], wrong))
     library = write_artifact(artifact([posed], machine, 1), tmp_path / "trials.so")
-    said = measure.run(library, 0.05)
+    said = local.run(library, 0.05)
     assert isinstance(said, dict) and said["wrong"] == [2]
 
 
@@ -135,7 +135,7 @@ def test_a_wrong_product_of_integers_is_named(machine: Target, tmp_path: Path) -
         good, picks=(*good.picks, *good.picks[1:]), kernels=(*good.kernels, *wrong)
     )
     library = write_artifact(artifact([posed], machine, 1), tmp_path / "trials.so")
-    said = measure.run(library, 0.05)
+    said = local.run(library, 0.05)
     assert isinstance(said, dict) and said["wrong"] == [3, 4]
 
 
@@ -174,7 +174,7 @@ def test_the_process_that_times_may_die_or_hang(
     script = tmp_path / "python"
     script.write_text(f"#!{sys.executable}\n{code}\n")
     script.chmod(0o755)
-    monkeypatch.setattr(measure.sys, "executable", str(script))
-    monkeypatch.setattr(measure, "GRACE", 1.0)
-    answer = measure.run(tmp_path / "no.so", 0.1)
+    monkeypatch.setattr(local.sys, "executable", str(script))
+    monkeypatch.setattr(local, "GRACE", 1.0)
+    answer = local.run(tmp_path / "no.so", 0.1)
     assert isinstance(answer, str) and answer.startswith(said)

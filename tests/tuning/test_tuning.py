@@ -26,7 +26,7 @@ from gtco.support.options import Tune
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, Pick, check, configs
 from gtco.tensor.stage import Stage
-from gtco.tuning import census, measure, tune
+from gtco.tuning import census, local, measure, tune
 from gtco.tuning.trial import Trial, artifact
 from tests.tuning.small import linear, small_model
 from tests.tuning.test_verdict import rounds
@@ -160,7 +160,7 @@ def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
     made = generated(policy, workers, *stages)
     picks = dict(made.choices)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "run", lambda library, seconds, most: "crashed (SIGSEGV)")
+        patch.setattr(local, "run", lambda library, seconds, most: "crashed (SIGSEGV)")
         results = tune.tune([made], policy, workers, threads=1, effort=Tune(seconds=60.0))
     assert made.choices == picks and results == []
     assert len(made.notes) == 2 and all("crashed (SIGSEGV)" in note for note in made.notes)
@@ -191,7 +191,7 @@ def test_what_crashes_is_told_from_its_rivals(
 
     artifacts: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, Records(tmp_path / "r") as records:
-        patch.setattr(measure, "run", run)
+        patch.setattr(local, "run", run)
         patch.setattr(measure, "write_artifact", write)
         effort = Tune(trials=16, patience=1, learned=False)
         (result,) = tune.tune([made], policy, workers, threads=1, effort=effort, records=records)

@@ -135,7 +135,7 @@ def tuned_model(path: Path, patch: pytest.MonkeyPatch, said: Said | None) -> Any
 
     patch.setattr(module, "judge", taken)
     if said is not None:
-        patch.setattr(whole, "read", said)
+        patch.setattr(whole, "read", lambda first, tuned, runner: said(first, tuned))
     effort = gtco.Tune(trials=6, seconds=60.0, patience=1, learned=False)
     return gtco.compile_model(small_model(), tune=effort, records=path, verify=True)
 

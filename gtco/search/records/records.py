@@ -58,7 +58,9 @@ COLUMNS = {
     "noise": "REAL",
     "reason": "TEXT NOT NULL",
     "time": "TEXT NOT NULL",
+    "machine": "TEXT NOT NULL DEFAULT ''",
 }
+LATER = ("machine",)  # columns that files and texts from before do not have
 STAGES = "stages (key TEXT PRIMARY KEY, stage TEXT NOT NULL)"  # what they compute, as JSON
 
 
@@ -72,7 +74,9 @@ class Record:
     ``noise`` the difference between two readings of the pick, as a share. These three are None if
     it was not timed. ``reason`` says why a candidate failed. In a row ``chosen`` it is the key of
     the model (:attr:`~gtco.graph.graph.Graph.key`), and empty in rows from before models had keys.
-    The rows of one end have the same ``time``.
+    The rows of one end have the same ``time``. ``machine`` says which machine of a farm measured
+    it, as the JSON of a :class:`gtco.machine.identity.Identity`; it is empty if the machine that
+    compiled did.
     """
 
     stage: str
@@ -86,6 +90,7 @@ class Record:
     noise: float | None = None
     reason: str = ""
     time: str = ""
+    machine: str = ""
 
     @staticmethod
     def of(
@@ -95,6 +100,7 @@ class Record:
         outcome: Outcome,
         measured: tuple[float | None, float | None, float | None] = (None, None, None),
         reason: str = "",
+        machine: str = "",
     ) -> Record:
         """A record of a pick, made now; ``measured`` is its seconds, ratio and noise."""
         config = json.dumps(pick.config.to_json())
@@ -108,6 +114,7 @@ class Record:
             *measured,
             reason,
             now(),
+            machine,
         )
 
     @property
@@ -132,7 +139,7 @@ def circumstances(machine: Machine) -> str:
     """
     target = cpu_target(machine)
     known = {
-        "cpu": cpu_identity(),
+        "cpu": dict(target.cpu) or cpu_identity(),
         "mcpu": target.mcpu,
         "features": list(target.features),
         "threads": target.cores,
@@ -286,6 +293,9 @@ class Records:
         names = ", ".join(COLUMNS)
         marks = ", ".join("?" * len(COLUMNS))
         with self._errors("written"), self._transaction():
+            for name in LATER:
+                if name not in self._columns():
+                    self._base.execute(f"ALTER TABLE records ADD COLUMN {name} {COLUMNS[name]}")
             self._base.executemany(
                 f"INSERT INTO records ({names}) VALUES ({marks})",
                 [tuple(asdict(record)[name] for name in COLUMNS) for record in records],
@@ -339,8 +349,10 @@ class Records:
         return len(new)
 
     def _select(self, where: str, *values: str) -> list[Record]:
-        query = f"SELECT {', '.join(COLUMNS)} FROM records {where} ORDER BY id"
         with self._errors("read"):
+            there = self._columns()
+            wanted = ", ".join(n if n in there or n not in LATER else "''" for n in COLUMNS)
+            query = f"SELECT {wanted} FROM records {where} ORDER BY id"
             rows = list(self._base.execute(query, values))
         try:
             return [_checked(dict(zip(COLUMNS, row, strict=True))) for row in rows]
@@ -349,6 +361,9 @@ class Records:
                 f"{self.path} is damaged: a row of it is no record ({error}). Merge what is sound "
                 "of older copies or exports into a new file"
             ) from error
+
+    def _columns(self) -> set[str]:
+        return {row[1] for row in self._base.execute("PRAGMA table_info(records)")}
 
     def _number(self, pragma: str) -> int:
         return int(self._base.execute(f"PRAGMA {pragma}").fetchone()[0])
@@ -382,7 +397,9 @@ class Records:
 
 
 def to_lines(records: Iterable[Record]) -> str:
-    return "".join(json.dumps(asdict(record), sort_keys=True) + "\n" for record in records)
+    """A line for each record. What only some records have is left out of the others."""
+    rows = ({k: v for k, v in asdict(r).items() if v or k not in LATER} for r in records)
+    return "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
 
 
 def from_lines(text: str, name: str) -> list[Record]:
@@ -399,9 +416,9 @@ def from_lines(text: str, name: str) -> list[Record]:
 
 def _record(data: Mapping[str, Any]) -> Record:
     names = [field.name for field in fields(Record)]
-    if not isinstance(data, dict) or set(data) != set(names):
+    if not isinstance(data, dict) or not set(names) - {*LATER} <= set(data) <= set(names):
         raise ValueError(f"it needs {', '.join(names)}, and nothing else")
-    record = _checked(data)
+    record = _checked({**dict.fromkeys(LATER, ""), **data})
     if not isinstance(record.parsed.sketch, str) or not record.parsed.sketch:
         raise ValueError("a config names its sketch")
     _object(record.circumstances)
