@@ -1,1 +1,1 @@
-"""The tensor language model (TLM): configs as sentences, and a small transformer that writes them."""
+"""The tensor language model (TLM): configs as sentences, and a transformer that writes them."""

@@ -131,7 +131,7 @@ def next_decision(cursor: Cursor, prefix: Iterable[int]) -> frozenset[int]:
 
 
 def after(cursor: Cursor, words: Iterable[int]) -> Cursor:
-    """The place after these words. Raises :class:`OptionError` if one of them may not stand there."""
+    """The place after these words. Raises :class:`OptionError` if one may not stand there."""
     for place, word in enumerate(words):
         legal = cursor.legal()
         if word not in legal:

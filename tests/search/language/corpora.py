@@ -5,8 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from random import Random
 
+import numpy as np
+
 from gtco.machine.gpu import gpu_target
 from gtco.machine.target import TARGETS, Machine
+from gtco.search.language.model import LanguageModel, Sizes
 from gtco.search.language.prompt import machine_words, stage_words
 from gtco.search.language.words import Vocabulary
 from gtco.tensor.sketch import space_of
@@ -46,3 +49,15 @@ def vocabulary() -> Vocabulary:
             words |= dict.fromkeys(f"={text}" for text in texts[::2])
             chosen[decision.name] = decision.options[0]
     return Vocabulary.of(words)
+
+
+def untrained(words: Vocabulary | None = None, seed: int = 0, width: int = 16) -> LanguageModel:
+    """A model with drawn weights, which writes any sentence."""
+    words = words or vocabulary()
+    sizes = Sizes(len(words), layers=2, width=width, heads=2)
+    random = np.random.default_rng(seed)
+    weights = {
+        name: random.normal(size=shape).astype(np.float32) / np.sqrt(shape[0])
+        for name, shape in sizes.shapes().items()
+    }
+    return LanguageModel(sizes, words, weights, {"trained": "not at all"})

@@ -149,7 +149,7 @@ def test_a_word_that_may_not_stand_there_is_refused():
     space = spaces(1)[0]
     start = begin(vocabulary(), space)
     sentence = write(start.grammar, space, next(space.configs()))
-    with pytest.raises(OptionError, match="cannot be '<end>': there may be d.sketch"):
+    with pytest.raises(OptionError, match=r"cannot be '<end>': there may be d\.sketch"):
         after(start, [start.grammar.end])
     with pytest.raises(OptionError, match="there may be nothing more"):
         after(start, [*sentence, 0])
