@@ -16,7 +16,7 @@ from gtco.cli.compile_command import add_made, compile_models
 from gtco.cli.console import Phases, say, show
 from gtco.cli.outputs import here
 from gtco.support.errors import OptionError
-from gtco.support.options import EFFORTS, Tune
+from gtco.support.options import EFFORTS, POLICIES, Tune
 
 ENDLESS = 30 * 24 * 3600.0  # seconds: no limit in practice, because trials are counted
 
@@ -42,6 +42,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         default=EFFORTS["full"].seconds,
         metavar="M",
         help="how long to measure (default 10); it ends earlier if nothing promises a gain",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default="search",
+        help="who proposes candidates first: the search, or a language model that was trained on "
+        "measurements and writes them (default search)",
     )
     parser.add_argument(
         "--latency",
@@ -76,7 +83,7 @@ def main(options: argparse.Namespace) -> int:
         budget = Tune(trials=options.trials, seconds=ENDLESS)
     else:
         budget = Tune(seconds=options.seconds, fusion=True)
-    options.tune = replace(budget, latency=options.latency)
+    options.tune = replace(budget, latency=options.latency, policy=options.policy)
     options.records = options.records or here(options.models[0], ".records")
     try:
         return compile_models(options, options.models)

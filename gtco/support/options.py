@@ -68,6 +68,9 @@ def check_place(path: Path) -> None:
         raise OptionError(f"the folder '{path.parent}' does not exist: make it first")
 
 
+POLICIES = ("search", "language-model")  # who proposes candidates
+
+
 @dataclass(frozen=True)
 class Tune:
     """How much a compile may measure.
@@ -82,6 +85,8 @@ class Tune:
       knows enough (needs XGBoost: the extra ``tune``); without it the analytic policy does
     - ``fusion``: partitions of the graph are measured beside the predicted one, and the best is
       kept
+    - ``policy``: who proposes candidates first: ``search``; or ``language-model``, a trained model
+      that writes them as sentences (``docs/papers/tlm.md``), before the search goes on from them
     """
 
     trials: int = 1 << 30
@@ -91,8 +96,13 @@ class Tune:
     again: bool = True
     learned: bool = True
     fusion: bool = False
+    policy: str = "search"
 
     def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise OptionError(
+                f"unknown policy {self.policy!r}: choose from {', '.join(POLICIES)}"
+            )
         for name in ("trials", "patience", "seconds"):
             check_number(name, getattr(self, name))
         if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
