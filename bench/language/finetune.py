@@ -83,7 +83,8 @@ def finetune(
     training that was stopped goes on. Writes ``NAME.npz`` when all parts are done.
     """
     torch.set_num_threads(1)
-    model, curve = base, []
+    model = base
+    curve: list[Point] = []
     for part, every, course in parts:
         network = Network(base.sizes, base.vocabulary)
         network.set(model.weights)

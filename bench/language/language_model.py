@@ -2,7 +2,7 @@
 
 ``python -m bench language_model sample [--seconds 3600]``
 ``python -m bench language_model pretrain [--seconds 1800] [--epochs 2]``
-``python -m bench language_model measure --records FILE [--stages 16] [--trials 16]``
+``python -m bench language_model measure FILE.records [--stages 64] [--trials 16]``
 ``python -m bench language_model finetune [--records FILE ...] [--readings FILE ...] [--name NAME]``
 ``python -m bench language_model evaluate [--model FILE] [--records F ...] [--readings F ...]``
 
@@ -14,27 +14,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from gtco.cli.arguments import positive
+from gtco.codegen.workers import Workers
 from gtco.machine.target import cpu_target
+from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.profile import cached
 from gtco.search.language.model import SHIPPED, Sizes, load
 from gtco.search.language.sentence import Grammar
 from gtco.search.language.words import Vocabulary
-from gtco.search.records.records import Record, Records
+from gtco.search.records.records import Record, Records, circumstances
 from gtco.search.records.shipped import shipped
 from gtco.search.records.text import from_lines, programs
 from gtco.support.errors import OptionError, installing
 from gtco.tensor.stage import Stage
 
 from ..harness.readings import FOLDER as READINGS
+from ..harness.suite import available_threads
 from . import corpus, demonstrations, sample
 from .demonstrations import Demonstration, sentence_of
 from .stages import Collected, read
-from .workloads import workloads
+from .workloads import CPU, workloads
 
 HOUR = 3600
 
@@ -100,6 +104,54 @@ def finetuning(options: argparse.Namespace) -> int:
     both = [("measured", beside(own, experts, options.seed), course)]
     done = finetune(first.model, both, options.folder, options.name, options.seconds, say)
     say(f"{options.folder / options.name}.npz" if done.finished else "stopped: run it again")
+    return 0
+
+
+def measuring(options: argparse.Namespace) -> int:
+    """The loop of :mod:`bench.language.measuring` on this machine."""
+    from .finetune import MEASURED, beside, finetune, without
+    from .measuring import loop
+
+    end = time.monotonic() + options.seconds
+    collected = collected_in(options.folder)
+    held = sample.held_out(collected)
+    training = sample.new_stages(collected, resize=False)
+    stages = [s for w, some in training.items() if w.machine == CPU for s in some]
+    stages = sorted(stages, key=lambda stage: stage.key)[: options.stages]
+    target = replace(cpu_target(), cores=options.threads)
+    table = cached(cpu_target())
+    known = demonstrations.tables((), table)
+    policy = AnalyticPolicy(
+        replace(table.target, cores=options.threads) if table else target, table
+    )
+    first = load(options.folder / "experts.npz")
+    grammar = Grammar(first.vocabulary)
+    experts = corpus.read_all(options.folder / "experts", first.vocabulary)
+
+    def finetuned(rows: Sequence[Record], programs: Mapping[str, Stage]) -> Path:
+        shown, _ = demonstrations.of_records(rows, programs, known, "loop")
+        own = without([sentence_of(grammar, one) for one in shown], held)
+        name = f"loop-{len(rows)}"  # a new training for each number of records
+        parts = [("measured", beside(own, experts, options.seed), MEASURED)]
+        finetune(first, parts, options.folder, name, max(end - time.monotonic(), 1.0), say)
+        return options.folder / f"{name}.npz"
+
+    with Workers(options.threads) as workers, Records(options.file, write=True) as records:
+        here = circumstances(policy.target)
+        turns = loop(
+            stages,
+            policy,
+            workers,
+            records,
+            here,
+            options.threads,
+            options.folder / "experts.npz",
+            finetuned,
+            lambda: end - time.monotonic(),
+            options.trials,
+            say,
+        )
+    say(f"{turns[-1].measurements} measurements of {len(stages)} stages in {options.file}")
     return 0
 
 
@@ -205,6 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, what in (
         ("sample", "stages of the workloads, and sentences with random decisions about them"),
         ("pretrain", "the base model, on these sentences"),
+        ("measure", "sentences about training stages, fine-tuning again and again (Fig. 8)"),
         ("finetune", "the base model, on picks of the policy and on what was measured"),
         ("evaluate", "a model beside the policy and chance, by what was measured"),
     ):
@@ -217,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "pretrain":
             step.add_argument("--layers", type=positive, default=4)
             step.add_argument("--width", type=positive, default=128)
-        else:
+        elif name != "measure":
             step.add_argument(
                 "--records",
                 type=Path,
@@ -231,6 +284,11 @@ def _parser() -> argparse.ArgumentParser:
             step.add_argument(
                 "--shipped", action="store_true", help="also the records that come with gtco"
             )
+        if name == "measure":
+            step.add_argument("file", type=Path, metavar="FILE.records", help="made or continued")
+            step.add_argument("--stages", type=positive, default=64, help="so many; %(default)s")
+            step.add_argument("--trials", type=positive, default=16, help="of a stage in a turn")
+            step.add_argument("--threads", type=positive, default=available_threads())
         if name == "finetune":
             step.add_argument("--name", default="finetuned", help="of the file that is made")
         if name == "evaluate":
@@ -243,6 +301,7 @@ def _parser() -> argparse.ArgumentParser:
 STEPS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "sample": sampling,
     "pretrain": pretraining,
+    "measure": measuring,
     "finetune": finetuning,
     "evaluate": evaluating,
 }

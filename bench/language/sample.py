@@ -72,9 +72,9 @@ def held_out(collected: Iterable[Collected]) -> dict[str, Stage]:
     return {s.key: s for one in collected if one.workload.held_out for s, _ in one.stages}
 
 
-def new_stages(collected: Sequence[Collected]) -> dict[Workload, list[Stage]]:
-    """The stages to train on, each under the first workload that has it, some of them also with
-    other sizes.
+def new_stages(collected: Sequence[Collected], resize: bool = True) -> dict[Workload, list[Stage]]:
+    """The stages to train on, each under the first workload that has it; with ``resize``, some of
+    them also with other sizes.
     """
     seen = set(held_out(collected))
     found: dict[Workload, list[Stage]] = {}
@@ -83,7 +83,7 @@ def new_stages(collected: Sequence[Collected]) -> dict[Workload, list[Stage]]:
             continue
         for stage in (*(stage for stage, _ in one.stages), *one.considered):
             random = Random(stage.key)
-            others = [resized(stage, random) for _ in range(RESIZED)]
+            others = [resized(stage, random) for _ in range(RESIZED if resize else 0)]
             for new in (stage, *others):
                 if new is not None and new.key not in seen:
                     seen.add(new.key)

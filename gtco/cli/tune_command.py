@@ -16,7 +16,7 @@ from gtco.cli.compile_command import add_made, compile_models
 from gtco.cli.console import Phases, say, show
 from gtco.cli.outputs import here
 from gtco.support.errors import OptionError
-from gtco.support.options import EFFORTS, POLICIES, Tune
+from gtco.support.options import EFFORTS, Tune
 
 ENDLESS = 30 * 24 * 3600.0  # seconds: no limit in practice, because trials are counted
 
@@ -44,11 +44,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="how long to measure (default 10); it ends earlier if nothing promises a gain",
     )
     parser.add_argument(
-        "--policy",
-        choices=POLICIES,
-        default="search",
-        help="who proposes candidates first: the search, or a language model that was trained on "
-        "measurements and writes them (default search)",
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="of --policy language-model: a model of your own (python -m bench language_model)",
     )
     parser.add_argument(
         "--latency",
@@ -84,6 +83,9 @@ def main(options: argparse.Namespace) -> int:
     else:
         budget = Tune(seconds=options.seconds, fusion=True)
     options.tune = replace(budget, latency=options.latency, policy=options.policy)
+    options.policy = "analytic"  # what is written is measured beside the usual picks
+    if options.weights:
+        options.tune = replace(options.tune, weights=str(options.weights))
     options.records = options.records or here(options.models[0], ".records")
     try:
         return compile_models(options, options.models)

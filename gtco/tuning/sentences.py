@@ -15,9 +15,11 @@ from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.rates import RateTable
 from gtco.search.language.generation import TEMPERATURE, Author
 from gtco.search.language.model import SHIPPED, loaded
+from gtco.search.language.policy import LanguagePolicy
 from gtco.search.policy import Policy, priced
 from gtco.search.recorded import RecordedPolicy
 from gtco.support.errors import OptionError
+from gtco.support.options import Tune
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
@@ -47,6 +49,13 @@ class Writer:
         random = Random(f"{self.seed} {result.stage.key} {result.rounds}")
         temperature = TEMPERATURE + WARMER * result.rounds
         return self.author(result.stage).propose(n, random, avoid, temperature)
+
+
+def writer_of(policy: Policy, effort: Tune) -> Writer | None:
+    """The writer that an effort asks for; None if it asks for none."""
+    if effort.policy != "language-model":
+        return None
+    return Writer(policy, file=Path(effort.weights) if effort.weights else SHIPPED)
 
 
 class SentenceProposals:
@@ -80,4 +89,5 @@ class SentenceProposals:
 def rates_of(policy: Policy) -> RateTable | None:
     """The table of rates by which the policy prices; None for a GPU."""
     inner = policy.policy if isinstance(policy, RecordedPolicy) else policy
+    inner = inner.policy if isinstance(inner, LanguagePolicy) else inner
     return inner.rates if isinstance(inner, AnalyticPolicy) else None

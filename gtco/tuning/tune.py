@@ -36,7 +36,7 @@ from gtco.tuning.learned import LearnedProposals
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, KnownFirst, Proposals
 from gtco.tuning.result import StageResult
-from gtco.tuning.sentences import SentenceProposals, Writer
+from gtco.tuning.sentences import SentenceProposals, writer_of
 from gtco.tuning.trial import Trial
 from gtco.tuning.verdict import Verdict, first_seconds, judge, outcome
 from gtco.tuning.view import HOUR, StageView, View
@@ -122,7 +122,7 @@ class _Tuner:
         others = [*shipped, *elsewhere]
         stages = records.stages() if records is not None else {}
         first = nearest(others, self.results.keys(), self.circumstances)
-        writer = Writer(policy) if effort.policy == "language-model" else None
+        writer = writer_of(policy, effort)
         proposals: Proposals = (
             LearnedProposals(policy, self.results, here, others, stages, writer)
             if effort.learned

@@ -110,7 +110,7 @@ def test_a_model_that_cannot_be_read_is_said_before_anything_is_measured(tmp_pat
 
 
 def test_a_policy_is_one_of_two():
-    with pytest.raises(OptionError, match="unknown policy 'tlm': choose from search, language"):
+    with pytest.raises(OptionError, match="unknown policy 'tlm': choose from analytic, language"):
         Tune(policy="tlm")
 
 

@@ -144,7 +144,8 @@ class Author:
         """The log-probability of a config among all of the space. Raises :class:`OptionError` if
         the space does not contain it.
         """
-        total, key = 0.0, ()
+        total = 0.0
+        key: tuple[int, ...] = ()
         fork = self.fork(None, 0, key)
         # words that are forced are no forks, so the config's words are followed beside them
         cursor, left = Cursor(self.grammar, self.space), write(self.grammar, self.space, config)
