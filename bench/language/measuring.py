@@ -35,11 +35,12 @@ MORE, GAIN = 0.2, 0.01  # converged: so many more measurements gain less than th
 
 @dataclass(frozen=True)
 class Turn:
-    """After a turn: measurements so far, and the sum over the measured stages of the best time of
-    each over its first pick's, a mean of 1 where nothing was gained.
+    """After a turn: measurements so far, the stages that have some, and the mean over these of the
+    best time over the first pick's.
     """
 
     measurements: int
+    stages: int
     relative: float
 
 
@@ -91,15 +92,16 @@ def state(rows: Sequence[Record]) -> Turn:
     """What all records say together."""
     best = [min(times.values()) for mine in by_stage(rows).values() if (times := relative(mine))]
     timed = sum(row.ratio is not None for row in rows)
-    return Turn(timed, sum(best) / len(best) if best else 1.0)
+    return Turn(timed, len(best), sum(best) / len(best) if best else 1.0)
 
 
 def converged(turns: Sequence[Turn]) -> bool:
-    """True if the last fifth of the measurements gained under 1 %."""
+    """True if the last fifth of the measurements gained under 1 % of the same stages."""
     if len(turns) < 2:
         return False
     last = turns[-1]
-    before = [turn for turn in turns if turn.measurements * (1 + MORE) <= last.measurements]
+    same = [turn for turn in turns if turn.stages == last.stages]
+    before = [turn for turn in same if turn.measurements * (1 + MORE) <= last.measurements]
     return bool(before) and before[-1].relative <= last.relative * (1 + GAIN)
 
 
