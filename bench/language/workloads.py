@@ -95,11 +95,17 @@ EARLY = (
 )
 
 
-def workloads() -> Iterator[Workload]:
+def workloads() -> list[Workload]:
     """All workloads, those first that sampling should not miss if it is stopped early."""
+    return list(dict.fromkeys(_ordered()))
+
+
+def _ordered() -> Iterator[Workload]:
     named = [*models.MODELS, *WIDE, *EARLY, *(name for name in FAMILY if name not in EARLY)]
     named = list(dict.fromkeys(named))
     early = [*FIVE, *EARLY]
+    for name in HELD_OUT:  # before anything is trained on, their stages are known
+        yield Workload(name)
     for name in named[: len(models.MODELS) + len(WIDE)]:
         yield Workload(name)
     for n, name in enumerate(early):

@@ -9,6 +9,7 @@ import pytest
 from gtco.cli import main
 from gtco.codegen.generate import generate
 from gtco.codegen.workers import Workers
+from gtco.driver.cache_key import weights_digest
 from gtco.machine.target import TARGETS, detect
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.recorded import RecordedPolicy
@@ -130,6 +131,19 @@ def test_tuning_measures_what_was_written(model, tmp_path: Path):
         first = writer.configs(result, 3, {result.first.config})
         assert known & set(first)
         assert space_of(result.stage, policy.target).check(result.last.config) is None
+
+
+def test_the_cache_tells_models_under_one_name_apart(tmp_path: Path):
+    file = tmp_path / "a.npz"
+    effort = Tune(policy="language-model", weights=str(file))
+    none = weights_digest(None)
+    assert weights_digest(Tune()) == weights_digest(effort) == none  # it does not exist yet
+    file.write_bytes(b"one")
+    one = weights_digest(effort)
+    file.write_bytes(b"two")
+    assert len({none, one, weights_digest(effort)}) == 3
+    with pytest.raises(OptionError, match="are of a language model"):
+        Tune(weights=str(file))
 
 
 def test_the_command_takes_the_policy(model, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
