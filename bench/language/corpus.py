@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -52,6 +52,12 @@ class Corpus:
     def lengths(self) -> np.ndarray:
         found: np.ndarray = (self.words >= 0).sum(axis=1)
         return found
+
+    def besides(self, keys: Collection[str]) -> Corpus:
+        """The sentences about other stages than those with these ``keys``: a model that is held out
+        may be known only after its stages were sampled for another one.
+        """
+        return self.part(~np.isin(self.stages, list(keys)))
 
     def part(self, chosen: np.ndarray) -> Corpus:
         return Corpus(self.words[chosen], self.prompts[chosen], self.stages[chosen])

@@ -71,7 +71,8 @@ def pretraining(options: argparse.Namespace) -> int:
     from .train import Course
 
     vocabulary = vocabulary_of(options.folder)
-    every = corpus.read_all(options.folder / "sampled", vocabulary)
+    held = sample.held_out(collected_in(options.folder))
+    every = corpus.read_all(options.folder / "sampled", vocabulary).besides(held)
     sizes = Sizes(len(vocabulary), options.layers, options.width)
     say(f"{sizes.parameters} parameters, {len(every)} sentences")
     course = Course(epochs=options.epochs, seed=options.seed)
@@ -87,8 +88,8 @@ def finetuning(options: argparse.Namespace) -> int:
     grammar = Grammar(base.vocabulary)
     collected = collected_in(options.folder)
     training = sample.new_stages(collected)
-    experts = demonstrations.of_experts(training, grammar, options.folder, say)
     held = sample.held_out(collected)
+    experts = demonstrations.of_experts(training, grammar, options.folder, say).besides(held)
     shown, lost = measured(options, collected)
     own = without([sentence_of(grammar, one) for one in shown], held)
     say(
@@ -126,7 +127,7 @@ def measuring(options: argparse.Namespace) -> int:
     )
     first = load(options.folder / "experts.npz")
     grammar = Grammar(first.vocabulary)
-    experts = corpus.read_all(options.folder / "experts", first.vocabulary)
+    experts = corpus.read_all(options.folder / "experts", first.vocabulary).besides(held)
 
     def finetuned(rows: Sequence[Record], programs: Mapping[str, Stage]) -> Path:
         shown, _ = demonstrations.of_records(rows, programs, known, "loop")

@@ -141,6 +141,8 @@ def test_sampling_goes_on_and_leaves_held_out_stages_alone(tmp_path: Path):
     file.write_bytes(file.read_bytes()[:100])  # a damaged file is made again, the same
     again = sample.sampled(tmp_path, (), 0.0, said.append, [held, own, late])
     np.testing.assert_array_equal(again.words, more.words)
+    fewer = again.besides({TEN[5].key})  # it turns out to be a held-out model's
+    assert TEN[5].key not in set(fewer.stages) and 0 < len(fewer) < len(again)
     corpus.write_vocabulary(Vocabulary.of(["o.new"]), tmp_path)
     with pytest.raises(OptionError, match="another vocabulary"):
         sample.sampled(tmp_path, (), 0.0, said.append, [own])
