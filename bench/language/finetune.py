@@ -26,7 +26,7 @@ from .train import Course, Point, train
 
 UNSEEN = 0.02  # share of the stages whose sentences are not trained on, for the curve
 EXPERTS = Course(epochs=1, words=5000, rate=1e-3, seed=1)
-MEASURED = Course(epochs=5, words=3000, rate=4e-4, seed=2)
+MEASURED = Course(epochs=5, words=3000, rate=5e-4, seed=2)
 REPLAYED = 1.0  # expert sentences for each measured one
 
 Say = Callable[[str], None]
