@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 def split(every: Corpus, share: float = UNSEEN) -> tuple[Corpus, Corpus]:
     """The sentences to train on, and those of a share of the stages that are not."""
-    seen = np.array([int(key[:6], 16) / 16**6 >= share for key in every.stages])
+    seen = np.array([int(key[-6:], 16) / 16**6 >= share for key in every.stages])
     if seen.all() or not seen.any():  # a toy: it is judged by what it sees
         return every, every
     return every.part(seen), every.part(~seen)
