@@ -267,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
         step.add_argument("--seconds", type=positive, default=HOUR, help="at most; %(default)s")
         step.add_argument("--seed", type=int, default=0)
         if name in ("pretrain", "finetune"):
-            step.add_argument("--epochs", type=positive, default=2 if name == "pretrain" else 2)
+            step.add_argument("--epochs", type=positive, default=2)
         if name == "pretrain":
             step.add_argument("--layers", type=positive, default=4)
             step.add_argument("--width", type=positive, default=128)

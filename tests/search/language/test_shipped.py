@@ -1,4 +1,5 @@
-"""The model that ships with gtco: it is small, it is read, and it beats chance where it was trained.
+"""The model that ships with gtco: it is small, it is read, and it beats chance where it was
+trained.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def test_it_knows_the_words_of_most_decisions():
 
 @pytest.mark.parametrize("file", sorted(readings.FOLDER.glob("*.gz")), ids=lambda f: f.name)
 def test_it_beats_chance_on_what_was_measured(file):
-    """On some stages of each file of readings, the whole of which it has seen: the figures on
-    machines that it has not seen are in docs/papers/tlm.md.
+    """On some stages of each file of readings: of one machine it was trained with all of them, of
+    the other with none. docs/papers/tlm.md has the figures over all stages.
     """
     model = load(SHIPPED)
     found = [judge(model, shown) for shown in of_readings(file)[::6]]
