@@ -36,6 +36,7 @@ CUDA_TOOLS = ["nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump
 EXTRAS = {
     "torch": TORCH,
     "tune": LEARNING,
+    "train": TORCH[:1],  # to train a language model of one's own
     "completion": COMPLETION,
     "docs": SITE,
     "cuda": CUDA,
@@ -105,6 +106,7 @@ setup(
     package_data={
         "gtco.runtime": ["csrc/*"],
         "gtco.search.records": ["measured/*.jsonl"],
+        "gtco.search.language": ["*.npz"],
         "gtco.tensor.cuda": ["device/gtco/*.cuh"],
         "gtco.report": ["schema.json", "templates/*"],
         "gtco": ["py.typed"],

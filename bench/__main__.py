@@ -42,6 +42,10 @@ BENCHMARKS = {
         "search",
         "the tuner's learned cost model: its ranking, and its search at equal trials",
     ),
+    "language_model": (
+        "language",
+        "the tensor language model: sample, pretrain, measure, finetune, evaluate (TLM)",
+    ),
     "compile_time": (
         "models",
         "seconds to the first output beside the peers, and by phase (GTCO's Table VI)",

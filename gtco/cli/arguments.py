@@ -19,6 +19,7 @@ from gtco.support.options import (
     LAUNCHES,
     MOST_THREADS,
     OBSERVERS,
+    POLICIES,
     check_place,
     whole_number,
 )
@@ -246,6 +247,13 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "without it only gtco candidates proposes them",
     )
     parser.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default="analytic",
+        help="who picks kernels, and proposes those that gtco tune measures: the prices of a model "
+        "of the machine, or a language model that was trained on measurements (default analytic)",
+    )
+    parser.add_argument(
         "--threads",
         type=threads,
         default=0,
@@ -396,8 +404,8 @@ def compile_options_given(options: argparse.Namespace) -> list[str]:
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     """The values of the options of :func:`add_compile_options`, as fields of ``CompileOptions``."""
     names: list[str] = (
-        "target precision launches ptx untrusted threads simplify simplify_timeout workers strict "
-        "tune records"
+        "target precision launches ptx untrusted policy threads simplify simplify_timeout workers "
+        "strict tune records"
     ).split()
     if None in options.dim:
         raise OptionError(

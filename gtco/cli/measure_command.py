@@ -43,7 +43,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def main(options: argparse.Namespace) -> int:
-    from gtco.search.records.records import to_lines
+    from gtco.search.records.text import to_lines
     from gtco.tuning.offline import measure
 
     output = options.output or here(options.bundle, ".jsonl")

@@ -11,8 +11,9 @@ from typing import Any
 from gtco.cli import console
 from gtco.cli.console import say, text
 from gtco.cli.tables import Table
-from gtco.search.records.records import Record, Records, from_lines, to_lines
+from gtco.search.records.records import Record, Records
 from gtco.search.records.standing import only_standing, stood
+from gtco.search.records.text import from_lines, program_lines, programs, to_lines
 from gtco.support.errors import RecordError
 from gtco.tensor.stage import Stage
 
@@ -27,7 +28,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
     show = actions.add_parser("show", help="the configs that stand, by stage and circumstances")
     show.add_argument("file", type=Path, metavar="FILE", help=A_FILE)
-    export = actions.add_parser("export", help="a line of JSON for each record, on standard output")
+    export = actions.add_parser("export", help="a line of JSON for each record and stage")
     export.add_argument("files", type=Path, nargs="+", metavar="FILE", help=A_FILE)
     export.add_argument(
         "--standing",
@@ -55,8 +56,13 @@ def main(options: argparse.Namespace) -> int:
         show(options.file, _read(options.file, options.action)[0])
         return 0
     if options.action == "export":
-        found = [record for file in options.files for record in _read(file, options.action)[0]]
-        sys.stdout.write(to_lines(only_standing(found) if options.standing else found))
+        files = [_read(file, options.action) for file in options.files]
+        found = [record for records, _ in files for record in records]
+        if options.standing:
+            found = only_standing(found)
+        elif stages := {stage.key: stage for _, kept in files for stage in kept}:
+            sys.stdout.write(program_lines(stages.values()))
+        sys.stdout.write(to_lines(found))
         return 0
     # all is read before anything is written
     read = [_read(source, options.action) for source in options.sources]
@@ -69,13 +75,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _read(source: Path, action: str) -> tuple[list[Record], list[Stage]]:
-    """The records of a source and the stages that it describes; lines of JSON describe none."""
+    """The records of a source and the stages whose programs it keeps."""
     if action != "import":
         with Records(source, create=False) as records:
             return records.all(), list(records.stages().values())
     try:
-        if found := from_lines(source.read_text(), str(source)):
-            return found, []
+        text = source.read_text()
+        if found := from_lines(text, str(source)):
+            return found, programs(text, str(source))
         raise RecordError(
             f"{source} has no records: gtco measure or gtco records export did not finish writing "
             "it, or had none to write"

@@ -44,6 +44,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="how long to measure (default 10); it ends earlier if nothing promises a gain",
     )
     parser.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="of --policy language-model: a model of your own (python -m bench language_model)",
+    )
+    parser.add_argument(
         "--latency",
         type=arguments.milliseconds,
         default=0.0,
@@ -90,7 +96,10 @@ def main(options: argparse.Namespace) -> int:
         budget = Tune(trials=options.trials, seconds=ENDLESS)
     else:
         budget = Tune(seconds=options.seconds, fusion=True)
-    options.tune = replace(budget, latency=options.latency)
+    options.tune = replace(budget, latency=options.latency, policy=options.policy)
+    options.policy = "analytic"  # what is written is measured beside the usual picks
+    if options.weights:
+        options.tune = replace(options.tune, weights=str(options.weights))
     options.records = options.records or here(options.models[0], ".records")
     try:
         return compile_models(options, options.models)

@@ -4,7 +4,7 @@
 - the options, and the name of the file, which is in the library and its header;
 - gtco's own files, byte by byte, and the versions of what it compiles with;
 - the target and its measured rates, and the CPU if something is measured on it;
-- the records that are followed.
+- the records that are followed, and a language model of the user's own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PACKAGES = (
     "apache-tvm apache-tvm-ffi numpy ml_dtypes onnx onnxsim networkx torch onnxscript onnx-ir "
     "xgboost-cpu nvidia-cuda-nvrtc"
 ).split()
-SUFFIXES = (".py", ".c", ".h", ".def", ".cuh", ".jsonl")
+SUFFIXES = (".py", ".c", ".h", ".def", ".cuh", ".jsonl", ".npz")
 
 
 def library_key(
@@ -72,6 +72,7 @@ def library_key(
         "cpu": cpu_identity() if effort is not None else {},
         "rates": repr((rates.measured, rates.launch, rates.handed)) if rates else "",
         "memory": repr(rates.target) if rates else "",
+        "weights": weights_digest(effort),
         "records": "" if records is None else records_digest(records),
     }
     text = json.dumps(decides, sort_keys=True, default=_plain)
@@ -114,6 +115,17 @@ def compiler_version(compiler: str) -> str:
         [compiler, "--version"], capture_output=True, text=True, errors="replace", check=False
     )
     return f"{compiler}\n{done.stdout}"
+
+
+def weights_digest(effort: Tune | None) -> str:
+    """Of the language model that an effort names, which may change under one name. Whoever reads it
+    later says what is wrong with a file that cannot be read.
+    """
+    try:
+        found = Path(effort.weights).read_bytes() if effort and effort.weights else b""
+    except OSError:
+        found = b""
+    return hashlib.sha256(found).hexdigest()
 
 
 def records_digest(records: Records) -> str:

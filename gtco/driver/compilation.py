@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
@@ -319,11 +319,18 @@ class Compilation:
         from gtco.search.analytic import AnalyticPolicy
         from gtco.search.gpu.policy import GpuPolicy
 
-        if isinstance(machine, GpuTarget):
-            return GpuPolicy(machine, self.options.untrusted)
         rates = self.rates(machine)  # of the whole machine, whatever the number of threads
-        known = rates.target if rates else machine
-        return AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
+        policy: Policy
+        if isinstance(machine, GpuTarget):
+            policy = GpuPolicy(machine, self.options.untrusted)
+        else:
+            known = rates.target if rates else machine
+            policy = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
+        if self.options.policy == "language-model":
+            from gtco.search.language.policy import LanguagePolicy
+
+            return cast("Policy", LanguagePolicy(policy, rates))
+        return policy
 
     def policy_for(self, machine: Machine, records: Records | None) -> RecordedPolicy:
         """The policy that predicts, overruled by ``records`` if there are some."""

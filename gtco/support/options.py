@@ -72,6 +72,15 @@ def check_place(path: Path) -> None:
         raise OptionError(f"the folder '{path.parent}' does not exist: make it first")
 
 
+POLICIES = ("analytic", "language-model")  # who picks kernels and proposes candidates
+
+
+def check_policy(policy: str) -> None:
+    """Raises :class:`OptionError` for a policy that is not there."""
+    if policy not in POLICIES:
+        raise OptionError(f"unknown policy {policy!r}: choose from {', '.join(POLICIES)}")
+
+
 @dataclass(frozen=True)
 class Tune:
     """How much a compile may measure.
@@ -86,6 +95,10 @@ class Tune:
       knows enough (needs XGBoost: the extra ``tune``); without it the analytic policy does
     - ``fusion``: partitions of the graph are measured beside the predicted one, and the best is
       kept
+    - ``policy``: who proposes candidates first: ``analytic``, the search that begins at the prices
+      of the analytic policy; or ``language-model``, a trained model that writes them as sentences
+      (``docs/papers/tlm.md``), before the search goes on from them
+    - ``weights``: a file with the language model, in place of the one that ships with gtco
     """
 
     trials: int = 1 << 30
@@ -95,8 +108,16 @@ class Tune:
     again: bool = True
     learned: bool = True
     fusion: bool = False
+    policy: str = "analytic"
+    weights: str = ""
 
     def __post_init__(self) -> None:
+        check_policy(self.policy)
+        if self.weights and self.policy != "language-model":
+            raise OptionError(
+                f"weights={self.weights!r} are of a language model: give policy='language-model', "
+                "which takes them"
+            )
         for name in ("trials", "patience", "seconds"):
             check_number(name, getattr(self, name))
         if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
@@ -193,6 +214,9 @@ class CompileOptions:
     - ``tune``: ``off``; ``quick`` times the best few candidates of the heaviest stages on this
       machine, in some seconds; ``full`` continues until none is better, 10 minutes at most; or a
       :class:`Tune`
+    - ``policy``: who picks kernels that were not measured: ``analytic``, the prices of a model of
+      the machine; or ``language-model``, a trained model that writes them
+      (``docs/papers/tlm.md``)
     - ``records``: a file of measurements. Configs that stood on this machine are picked, and
       measurements of ``tune`` are added; the file is made if it does not exist. For GPUs a file
       with answers of ``gtco measure``
@@ -219,6 +243,7 @@ class CompileOptions:
     verify: bool = False
     strict: bool = False
     tune: str | Tune = "off"
+    policy: str = "analytic"
     records: Path | None = None
     farm: str = ""
     farm_kind: str = ""
@@ -232,6 +257,7 @@ class CompileOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.target, str):
             raise OptionError(f"target={self.target!r}: give a name, such as 'native'")
+        check_policy(self.policy)
         check_whole("threads", self.threads, 0, MOST_THREADS)
         check_whole("workers", self.workers, 0)
         check_number("simplify_timeout", self.simplify_timeout)
@@ -303,6 +329,7 @@ class CompileKeywords(TypedDict, total=False):
     verify: bool | None
     strict: bool | None
     tune: Literal["off", "quick", "full"] | str | Tune | None
+    policy: Literal["analytic", "language-model"] | str | None
     records: str | os.PathLike[str] | None
     farm: str | None
     farm_kind: str | None

@@ -29,9 +29,11 @@ from gtco.tensor.space import Config, Pick, Rejection, Space
 from gtco.tensor.stage import Stage
 from gtco.tuning.proposals import HOPELESS, KNOWN_FIRST, AnalyticProposals, before
 from gtco.tuning.result import Prediction, StageResult
+from gtco.tuning.sentences import Writer
 
 RANKED = 16  # of the analytic ranking, that a search begins with
 FASTEST = 6  # of the stage's measured configs, likewise
+WRITTEN = 8  # by the language model, if there is one
 SIMILAR = 8  # of those that stood for stages with the same operators
 RECORDED = 48  # programs of one stage that are learned from records, the latest
 RECORDED_STAGES = 12  # that are not tuned now: building a program takes some 10 ms
@@ -48,7 +50,8 @@ class LearnedProposals:
     - ``known``: records of the same circumstances, also of other ``stages`` (by key) that are not
       tuned now;
     - ``others``: all other records; the search starts from their configs, and their times are not
-      used.
+      used;
+    - ``writer``: a language model, whose sentences the search starts from as well.
     """
 
     def __init__(
@@ -58,9 +61,10 @@ class LearnedProposals:
         known: Sequence[Record] = (),
         others: Sequence[Record] = (),
         stages: Mapping[str, Stage] = MappingProxyType({}),
+        writer: Writer | None = None,
         seed: int = 0,
     ) -> None:
-        self.policy, self.results = policy, results
+        self.policy, self.results, self.writer = policy, results, writer
         self.analytic = AnalyticProposals(policy, seed)
         self.random, self.model = Random(seed), CostModel(seed)
         self.known = by_stage(known)
@@ -121,6 +125,7 @@ class LearnedProposals:
             *self._elsewhere(space, result),
             *(pick.config for pick in alternatives),
             *self.policy.propose(result.stage, RANKED),
+            *(self.writer.configs(result, WRITTEN) if self.writer is not None else ()),
         ]
 
     def _elsewhere(self, space: Space, result: StageResult) -> list[Config]:

@@ -37,6 +37,7 @@ from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, KnownFirst, Proposals
 from gtco.tuning.result import StageResult
 from gtco.tuning.runner import Runner
+from gtco.tuning.sentences import SentenceProposals, writer_of
 from gtco.tuning.trial import Trial
 from gtco.tuning.verdict import Verdict, first_seconds, judge, outcome
 from gtco.tuning.view import HOUR, StageView, View
@@ -127,11 +128,14 @@ class _Tuner:
         others = [*shipped, *elsewhere]
         stages = records.stages() if records is not None else {}
         first = nearest(others, self.results.keys(), self.circumstances)
+        writer = writer_of(policy, effort)
         proposals: Proposals = (
-            LearnedProposals(policy, self.results, here, others, stages)
+            LearnedProposals(policy, self.results, here, others, stages, writer)
             if effort.learned
             else AnalyticProposals(policy)
         )
+        if writer is not None:
+            proposals = SentenceProposals(writer, proposals)
         self.proposals: Proposals = KnownFirst(proposals, policy, first)
         if records is not None:
             records.remember(result.stage for result in self.results.values())

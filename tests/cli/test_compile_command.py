@@ -19,7 +19,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
     argv = (
         "compile m.onnx -o out/v.so --target znver4 --precision bf16 --threads 3 --verify --dump d "
         "--shape batch=2 --shape h=224 --dim w=8,9 --no-simplify --simplify-timeout 9 "
-        "--workers 2 --strict --no-cache"
+        "--workers 2 --strict --no-cache --policy language-model"
     ).split()
     assert cli.main(argv) == 0
     model, output, options = compiler.calls[0]
@@ -41,6 +41,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
         "workers": 2,
         "strict": True,
         "tune": "off",
+        "policy": "language-model",
         "records": None,
         "cache": False,
     }
@@ -71,6 +72,7 @@ def test_compile_defaults(compiler):
         "workers": None,
         "strict": False,
         "tune": "quick",
+        "policy": "analytic",
         "records": None,
         "cache": True,
     }

@@ -29,11 +29,10 @@ from gtco.search.records.records import (
     Record,
     Records,
     circumstances,
-    from_lines,
     now,
-    to_lines,
 )
 from gtco.search.records.standing import last_ends, standing
+from gtco.search.records.text import from_lines, program_lines, programs, to_lines
 from gtco.support.errors import RecordError
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
@@ -57,6 +56,11 @@ def record(
 
 def some(n: int) -> list[Record]:
     return [record(Config("gemm", (("tile", f"{i}x2"), ("kc", 7))), f"s{i % 3}") for i in range(n)]
+
+
+def matmul_stage(n: int) -> Stage:
+    given = StageInput("x", TensorType((n, 8))), StageInput("w", TensorType((8, 8)), True)
+    return Stage(given, (Operator("matmul", ("x", "w"), "y", TensorType((n, 8))),))
 
 
 def test_what_is_added_is_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
@@ -213,6 +217,34 @@ def test_answers_in_the_place_of_records_are_to_be_imported(
         assert main(["records", "import", str(base), str(answers), f"{tmp_path}/empty.jsonl"]) == 1
         assert "empty.jsonl has no records" in capsys.readouterr().err
     assert not base.exists()
+
+
+def test_exports_keep_what_stages_compute(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = [matmul_stage(n).canonical for n in (3, 4)]
+    base, export, again = tmp_path / "a.records", tmp_path / "a.jsonl", tmp_path / "b.records"
+    with Records(base) as records:
+        records.add([record(Config("gemm"), stage.key) for stage in stages])
+        records.remember(stages)
+    assert main(["records", "export", str(base)]) == 0
+    export.write_text(capsys.readouterr().out)
+    assert main(["records", "import", str(again), str(export)]) == 0
+    with Records(base) as one, Records(again) as other:
+        assert other.stages() == one.stages() == {s.key: s for s in stages}
+        assert other.all() == one.all()
+    assert main(["records", "export", "--standing", str(base)]) == 0
+    capsys.readouterr()
+
+
+def test_programs_stand_beside_records_in_a_text() -> None:
+    stage = matmul_stage(5)
+    text = program_lines([stage, stage]) + to_lines(some(3))
+    assert from_lines(text, "text") == some(3)
+    assert programs(text, "text") == [stage.canonical]
+    for wrong in ("7", "{}", '{"inputs": [], "operators": [["add"]]}', '{"inputs": 1}'):
+        with pytest.raises(RecordError, match="text, line 1, is no record"):
+            programs(f'{{"program": {wrong}}}\n', "text")
 
 
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:

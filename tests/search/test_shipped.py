@@ -22,9 +22,10 @@ import gtco
 from gtco.cli import main
 from gtco.search.recorded import RecordedPolicy
 from gtco.search.records import shipped as shipping
-from gtco.search.records.records import STANDING, Outcome, Record, Records, circumstances, to_lines
+from gtco.search.records.records import STANDING, Outcome, Record, Records, circumstances
 from gtco.search.records.shipped import nearest, shipped, unlike
 from gtco.search.records.standing import only_standing, stood
+from gtco.search.records.text import to_lines
 from gtco.support.errors import InternalError, RecordError
 from gtco.support.options import Tune
 from gtco.tensor.space import Config

@@ -30,7 +30,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -355,7 +355,7 @@ class Records:
             query = f"SELECT {wanted} FROM records {where} ORDER BY id"
             rows = list(self._base.execute(query, values))
         try:
-            return [_checked(dict(zip(COLUMNS, row, strict=True))) for row in rows]
+            return [checked(dict(zip(COLUMNS, row, strict=True))) for row in rows]
         except (ValueError, OverflowError) as error:
             raise RecordError(
                 f"{self.path} is damaged: a row of it is no record ({error}). Merge what is sound "
@@ -396,36 +396,7 @@ class Records:
             raise RecordError(what) from error
 
 
-def to_lines(records: Iterable[Record]) -> str:
-    """A line for each record. What only some records have is left out of the others."""
-    rows = ({k: v for k, v in asdict(r).items() if v or k not in LATER} for r in records)
-    return "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
-
-
-def from_lines(text: str, name: str) -> list[Record]:
-    """The records of a text; errors call the text ``name``."""
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                found.append(_record(json.loads(line)))
-            except (ValueError, OverflowError, RecursionError, RecordError) as error:
-                raise RecordError(f"{name}, line {number}, is no record: {error}") from error
-    return found
-
-
-def _record(data: Mapping[str, Any]) -> Record:
-    names = [field.name for field in fields(Record)]
-    if not isinstance(data, dict) or not set(names) - {*LATER} <= set(data) <= set(names):
-        raise ValueError(f"it needs {', '.join(names)}, and nothing else")
-    record = _checked({**dict.fromkeys(LATER, ""), **data})
-    if not isinstance(record.parsed.sketch, str) or not record.parsed.sketch:
-        raise ValueError("a config names its sketch")
-    _object(record.circumstances)
-    return record
-
-
-def _checked(data: Mapping[str, Any]) -> Record:
+def checked(data: Mapping[str, Any]) -> Record:
     """The record of these columns, or ValueError: texts are UTF-8, numbers not negative or NaN."""
     found: dict[str, Any] = {}
     for name, kind in COLUMNS.items():

@@ -16,8 +16,9 @@ from math import inf, log2
 from pathlib import Path
 from typing import Any
 
-from gtco.search.records.records import Record, from_lines
+from gtco.search.records.records import Record
 from gtco.search.records.standing import stood
+from gtco.search.records.text import from_lines
 from gtco.support.errors import RecordError
 from gtco.tensor.space import Config
 

@@ -25,7 +25,8 @@ from gtco.runtime.artifact import publish_alone
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.publish import staging
-from gtco.search.records.records import Records, from_lines
+from gtco.search.records.records import Records
+from gtco.search.records.text import from_lines, to_lines
 from gtco.support.errors import ArtifactError, OptionError, RecordError
 from gtco.support.options import CompileOptions
 from gtco.tuning.offline import disagreeing, measure, records
@@ -187,7 +188,7 @@ def answered(path: Path, best: int, gpu: str = "Some GPU") -> str:
     """Answers in which the candidate of this number takes half the time of the first one, for each
     stage.
     """
-    from gtco.search.records.records import gpu_circumstances, to_lines
+    from gtco.search.records.records import gpu_circumstances
 
     metadata = read_metadata(path)
     steps = metadata["steps"]

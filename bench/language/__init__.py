@@ -1,0 +1,1 @@
+"""The pipeline of the tensor language model (TLM): sentences, training, fine-tuning, evaluation."""

@@ -1,0 +1,308 @@
+"""The tensor language model from its sentences to its figures (TLM; docs/papers/tlm.md).
+
+``python -m bench language_model sample [--seconds 3600]``
+``python -m bench language_model pretrain [--seconds 1800] [--epochs 2]``
+``python -m bench language_model measure FILE.records [--stages 64] [--trials 16]``
+``python -m bench language_model finetune [--records FILE ...] [--readings FILE ...] [--name NAME]``
+``python -m bench language_model evaluate [--model FILE] [--records F ...] [--readings F ...]``
+
+Each step may be stopped at any moment and goes on where it was, in ``--folder``. Training needs
+torch: pip install 'gtco[train]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from gtco.cli.arguments import positive
+from gtco.codegen.workers import Workers
+from gtco.machine.target import cpu_target
+from gtco.search.analytic import AnalyticPolicy
+from gtco.search.calibration.profile import cached
+from gtco.search.language.model import SHIPPED, Sizes, load
+from gtco.search.language.sentence import Grammar
+from gtco.search.language.words import Vocabulary
+from gtco.search.records.records import Record, Records, circumstances
+from gtco.search.records.shipped import shipped
+from gtco.search.records.text import from_lines, programs
+from gtco.support.errors import OptionError, installing
+from gtco.tensor.stage import Stage
+
+from ..harness.readings import FOLDER as READINGS
+from ..harness.suite import available_threads
+from . import corpus, demonstrations, sample
+from .demonstrations import Demonstration, sentence_of
+from .stages import Collected, read
+from .workloads import CPU, workloads
+
+HOUR = 3600
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        done: int = STEPS[options.step](options)
+        return done
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise OptionError(f"training needs torch: {installing('train')}") from error
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+# the steps ----------------------------------------------------------------------------------------
+def sampling(options: argparse.Namespace) -> int:
+    wanted = {row.stage for row in records_of(options.records)[0]}
+    found = sample.sampled(options.folder, wanted, options.seconds, say)
+    say(f"{len(found)} sentences about {len(set(found.stages))} stages")
+    return 0
+
+
+def pretraining(options: argparse.Namespace) -> int:
+    from .finetune import pretrain
+    from .train import Course
+
+    vocabulary = vocabulary_of(options.folder)
+    held = sample.held_out(collected_in(options.folder))
+    every = corpus.read_all(options.folder / "sampled", vocabulary).besides(held)
+    sizes = Sizes(len(vocabulary), options.layers, options.width)
+    say(f"{sizes.parameters} parameters, {len(every)} sentences")
+    course = Course(epochs=options.epochs, seed=options.seed)
+    done = pretrain(options.folder, vocabulary, every, sizes, course, options.seconds, say)
+    say("finished" if done.finished else "stopped: the same command goes on from here")
+    return 0
+
+
+def finetuning(options: argparse.Namespace) -> int:
+    from .finetune import EXPERTS, MEASURED, base_of, beside, finetune, without
+
+    base = base_of(options.folder)
+    grammar = Grammar(base.vocabulary)
+    collected = collected_in(options.folder)
+    training = sample.new_stages(collected)
+    held = sample.held_out(collected)
+    experts = demonstrations.of_experts(training, grammar, options.folder, say).besides(held)
+    shown, lost = measured(options, collected)
+    own = without([sentence_of(grammar, one) for one in shown], held)
+    say(
+        f"{len(experts)} picks of the policy, {len(own)} stages that were measured; left out: "
+        f"{len(shown) - len(own)} of held-out models, {lost} that no program is known of"
+    )
+    parts = [("experts", experts, replace(EXPERTS, epochs=options.epochs))]
+    first = finetune(base, parts, options.folder, "experts", options.seconds, say)
+    if not first.finished:
+        say("stopped: the same command goes on from here")
+        return 0
+    course = replace(MEASURED, seed=options.seed + MEASURED.seed)
+    both = [("measured", beside(own, experts, options.seed), course)]
+    done = finetune(first.model, both, options.folder, options.name, options.seconds, say)
+    say(f"{options.folder / options.name}.npz" if done.finished else "stopped: run it again")
+    return 0
+
+
+def measuring(options: argparse.Namespace) -> int:
+    """The loop of :mod:`bench.language.measuring` on this machine."""
+    from .finetune import MEASURED, beside, finetune, without
+    from .measuring import loop
+
+    end = time.monotonic() + options.seconds
+    collected = collected_in(options.folder)
+    held = sample.held_out(collected)
+    training = sample.new_stages(collected, resize=False)
+    stages = [s for w, some in training.items() if w.machine == CPU for s in some]
+    stages = sorted(stages, key=lambda stage: stage.key)[: options.stages]
+    target = replace(cpu_target(), cores=options.threads)
+    table = cached(cpu_target())
+    known = demonstrations.tables((), table)
+    policy = AnalyticPolicy(
+        replace(table.target, cores=options.threads) if table else target, table
+    )
+    first = load(options.folder / "experts.npz")
+    grammar = Grammar(first.vocabulary)
+    experts = corpus.read_all(options.folder / "experts", first.vocabulary).besides(held)
+
+    def finetuned(rows: Sequence[Record], programs: Mapping[str, Stage]) -> Path:
+        shown, _ = demonstrations.of_records(rows, programs, known, "loop")
+        own = without([sentence_of(grammar, one) for one in shown], held)
+        name = f"loop-{len(rows)}"  # a new training for each number of records
+        parts = [("measured", beside(own, experts, options.seed), MEASURED)]
+        finetune(first, parts, options.folder, name, max(end - time.monotonic(), 1.0), say)
+        return options.folder / f"{name}.npz"
+
+    with Workers(options.threads) as workers, Records(options.file, write=True) as records:
+        here = circumstances(policy.target)
+        turns = loop(
+            stages,
+            policy,
+            workers,
+            records,
+            here,
+            options.threads,
+            options.folder / "experts.npz",
+            finetuned,
+            lambda: end - time.monotonic(),
+            options.trials,
+            say,
+        )
+    say(f"{turns[-1].measurements} measurements of {len(stages)} stages in {options.file}")
+    return 0
+
+
+def evaluating(options: argparse.Namespace) -> int:
+    from .evaluate import LEAST, agreement, errors, judge, lines, summary
+
+    model = load(options.model)
+    collected = collected_in(options.folder)
+    held = sample.held_out(collected)
+    shown, _ = measured(options, collected)
+    report: dict[str, object] = {"model": str(options.model), "about": model.about}
+    groups: dict[str, list[Demonstration]] = {}
+    for one in shown:
+        groups.setdefault(one.source, []).append(one)
+    for source, every in groups.items():
+        for part, some in _parts(every, held).items():
+            several = [one for one in some if len(one.times) >= LEAST]
+            if several:
+                found = summary([judge(model, one) for one in several])
+                say("\n".join(lines(f"{source}, {part}", found)))
+                report[f"{source}, {part}"] = asdict(found)
+            if len(several) < len(some):
+                known = agreement(model, some)
+                say(
+                    f"{source}, {part}: of {known.stages} standing configs the first sentence is "
+                    f"{known.model[0]:.0%}, the first ten have {known.model[1]:.0%}; of the policy "
+                    f"{known.analytic[0]:.0%} and {known.analytic[1]:.0%}"
+                )
+                report[f"{source}, {part}, standing"] = asdict(known)
+    wrong = errors(model, shown[:: max(len(shown) // 50, 1)], options.draws, options.seed)
+    say(f"without masks {wrong:.1%} of the sentences are no config")
+    report["errors"] = wrong
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1))
+    return 0
+
+
+def _parts(
+    every: Sequence[Demonstration], held: Mapping[str, Stage]
+) -> dict[str, list[Demonstration]]:
+    found: dict[str, list[Demonstration]] = {}
+    for one in every:
+        part = "held-out models" if one.stage.key in held else "other stages"
+        found.setdefault(part, []).append(one)
+    return found
+
+
+# what they read -----------------------------------------------------------------------------------
+def vocabulary_of(folder: Path) -> Vocabulary:
+    found = corpus.read_vocabulary(folder)
+    if found is None:
+        raise OptionError(
+            f"{folder} has no vocabulary: run python -m bench language_model sample first"
+        )
+    return found
+
+
+def collected_in(folder: Path) -> list[Collected]:
+    return [found for workload in workloads() if (found := read(workload, folder)) is not None]
+
+
+def records_of(files: Sequence[Path]) -> tuple[list[Record], dict[str, Stage]]:
+    """The records of files of records and of exports, and the programs that these keep."""
+    rows: list[Record] = []
+    stages: dict[str, Stage] = {}
+    for file in files:
+        if file.suffix == ".jsonl":
+            text = file.read_text()
+            rows += from_lines(text, str(file))
+            stages |= {stage.key: stage for stage in programs(text, str(file))}
+        else:
+            with Records(file, create=False) as records:
+                rows += records.all()
+                stages |= records.stages()
+    return rows, stages
+
+
+def measured(
+    options: argparse.Namespace, collected: Sequence[Collected]
+) -> tuple[list[Demonstration], int]:
+    """What was measured by the readings and records given, and how many stages are of no use."""
+    shown = [one for file in options.readings for one in demonstrations.of_readings(file)]
+    programs = {s.key: s for one in collected for s, _ in one.stages}
+    programs |= {s.key: s for one in collected for s in one.considered}
+    known = demonstrations.tables(sorted(READINGS.glob("*.gz")), cached(cpu_target()))
+    lost = 0
+    sources = [(str(file), *records_of([file])) for file in options.records]
+    if options.shipped:
+        sources.append(("shipped records", list(shipped()), {}))
+    for source, rows, stages in sources:
+        found, none = demonstrations.of_records(rows, {**programs, **stages}, known, source)
+        shown += found
+        lost += none
+    return shown, lost
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench language_model",
+        description=str(__doc__).split("\n")[0],
+    )
+    steps = parser.add_subparsers(metavar="STEP", required=True, dest="step")
+    for name, what in (
+        ("sample", "stages of the workloads, and sentences with random decisions about them"),
+        ("pretrain", "the base model, on these sentences"),
+        ("measure", "sentences about training stages, fine-tuning again and again (Fig. 8)"),
+        ("finetune", "the base model, on picks of the policy and on what was measured"),
+        ("evaluate", "a model beside the policy and chance, by what was measured"),
+    ):
+        step = steps.add_parser(name, help=what)
+        step.add_argument("--folder", type=Path, default=Path("build/language_model"))
+        step.add_argument("--seconds", type=positive, default=HOUR, help="at most; %(default)s")
+        step.add_argument("--seed", type=int, default=0)
+        if name in ("pretrain", "finetune"):
+            step.add_argument("--epochs", type=positive, default=2)
+        if name == "pretrain":
+            step.add_argument("--layers", type=positive, default=4)
+            step.add_argument("--width", type=positive, default=128)
+        elif name != "measure":
+            step.add_argument(
+                "--records",
+                type=Path,
+                nargs="*",
+                default=[],
+                metavar="FILE",
+                help="files of records, or exports of them (.jsonl)",
+            )
+        if name in ("finetune", "evaluate"):
+            step.add_argument("--readings", type=Path, nargs="*", default=[], metavar="FILE")
+            step.add_argument(
+                "--shipped", action="store_true", help="also the records that come with gtco"
+            )
+        if name == "measure":
+            step.add_argument("file", type=Path, metavar="FILE.records", help="made or continued")
+            step.add_argument("--stages", type=positive, default=64, help="so many; %(default)s")
+            step.add_argument("--trials", type=positive, default=16, help="of a stage in a turn")
+            step.add_argument("--threads", type=positive, default=available_threads())
+        if name == "finetune":
+            step.add_argument("--name", default="finetuned", help="of the file that is made")
+        if name == "evaluate":
+            step.add_argument("--model", type=Path, default=SHIPPED, metavar="FILE")
+            step.add_argument("--draws", type=positive, default=4, help="without masks, a stage")
+            step.add_argument("--json", type=Path, metavar="FILE")
+    return parser
+
+
+STEPS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "sample": sampling,
+    "pretrain": pretraining,
+    "measure": measuring,
+    "finetune": finetuning,
+    "evaluate": evaluating,
+}

@@ -1,0 +1,196 @@
+"""Trains a network on sentences: pre-training and fine-tuning alike (TLM, Section 5.1).
+
+The state of a training is one file: weights, optimizer, step, the curve of losses. It is written
+every so often, whole or not at all, so a training may be stopped at any moment, and goes on from
+there with the batches that it would have had.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gtco.support.errors import OptionError
+
+from .corpus import Corpus, batches, mark
+from .network import Network, batch_of, loss_of
+
+CLIPPED = 1.0  # the most that a gradient's norm may be
+DECAY = 0.05
+JUDGED = 256  # unseen sentences at a point of the curve
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a training goes.
+
+    - ``epochs`` over the corpus, ``words`` of a batch, ``rate`` of learning at its highest
+    - ``warm``: the share of the steps in which the rate rises; it falls by a cosine to a tenth
+    - ``kept``: seconds between two states that are kept
+    """
+
+    epochs: int = 2
+    words: int = 6000
+    rate: float = 2e-3
+    warm: float = 0.04
+    seed: int = 0
+    kept: float = 120.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the curve: the step, seconds of training until then, the mean loss since the last
+    point, and the loss on sentences that are not trained on.
+    """
+
+    step: int
+    seconds: float
+    loss: float
+    unseen: float
+
+
+def train(
+    network: Network,
+    corpus: Corpus,
+    unseen: Corpus,
+    course: Course,
+    file: Path,
+    seconds: float = float("inf"),
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[bool, list[Point]]:
+    """Trains ``network`` in place, from the state in ``file`` if there is one, for at most so many
+    ``seconds``. Gives whether it is finished, and its curve. Raises :class:`OptionError` where the
+    state is damaged or belongs to another course or corpus.
+    """
+    plan = list(_plan(corpus, course))
+    unseen = unseen.part(np.arange(len(unseen))[:: max(len(unseen) // JUDGED, 1)])
+    about = {**asdict(course), "sentences": len(corpus), "vocabulary": mark(network.vocabulary)}
+    about.pop("kept")
+    decayed = [p for p in network.parameters() if p.dim() > 1]
+    others = [p for p in network.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}],
+        lr=course.rate,
+        betas=(0.9, 0.98),
+    )
+    state = _read(file, about)
+    step, curve, spent = 0, [], 0.0
+    if state is not None:
+        network.load_state_dict(state["network"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, spent = state["step"], state["seconds"]
+        curve = [Point(**point) for point in state["curve"]]
+    begin = kept = time.monotonic()
+    losses: list[float] = []
+
+    def keep() -> None:
+        nonlocal losses, kept
+        now, said = spent + time.monotonic() - begin, ""
+        if losses:
+            mean, lost = float(np.mean(losses)), evaluate(network, unseen)
+            curve.append(Point(step, now, mean, lost))
+            said = f"step {step}/{len(plan)}: loss {mean:.4f}, unseen {lost:.4f}, {now:.0f} s"
+        losses, kept = [], time.monotonic()
+        _write(file, about, network, optimizer, step, now, curve)
+        if said:
+            say(said)
+
+    while step < len(plan) and time.monotonic() - begin < seconds:
+        for group in optimizer.param_groups:
+            group["lr"] = course.rate * _share(step / len(plan), course.warm)
+        loss = loss_of(network, *batch_of(corpus, plan[step]))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), CLIPPED)
+        optimizer.step()
+        losses.append(loss.item())
+        step += 1
+        if time.monotonic() - kept > course.kept:
+            keep()
+    keep()
+    return step == len(plan), curve
+
+
+@torch.no_grad()
+def evaluate(network: Network, corpus: Corpus) -> float:
+    """The mean loss of a word of a decision."""
+    total = count = 0.0
+    for chosen in batches(corpus, 8000, np.random.default_rng(0)):
+        given, wanted = batch_of(corpus, chosen)
+        words = float((wanted >= 0).sum())
+        total += words * loss_of(network, given, wanted).item()
+        count += words
+    return total / max(count, 1.0)
+
+
+def _plan(corpus: Corpus, course: Course) -> Iterator[np.ndarray]:
+    """All batches of all epochs; the seed determines them."""
+    for epoch in range(course.epochs):
+        yield from batches(corpus, course.words, np.random.default_rng((course.seed, epoch)))
+
+
+def _share(done: float, warm: float) -> float:
+    if done < warm:
+        return (done + 1e-3) / (warm + 1e-3)
+    return 0.1 + 0.45 * (1 + cos(pi * (done - warm) / (1 - warm)))
+
+
+# the state ----------------------------------------------------------------------------------------
+def _write(
+    file: Path,
+    about: dict[str, Any],
+    network: Network,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    seconds: float,
+    curve: list[Point],
+) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".new")
+    state = {
+        "about": about,
+        "network": network.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "seconds": seconds,
+        "curve": [asdict(point) for point in curve],
+    }
+    torch.save(state, new)
+    new.replace(file)
+    file.with_suffix(".curve.json").write_text(json.dumps(state["curve"], indent=1))
+
+
+def _read(file: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    try:
+        state = torch.load(file, weights_only=True)
+        known = dict(state["about"])
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise OptionError(
+            f"the training in {file} is damaged ({str(error)[:200]}): delete it to begin anew"
+        ) from error
+    if known != about:
+        changed = sorted(name for name in about if about[name] != known.get(name))
+        raise OptionError(
+            f"the training in {file} has another {', '.join(changed)}: delete it to begin anew, or "
+            "give the options and the corpus that it began with"
+        )
+    result: dict[str, Any] = state
+    return result

@@ -1,0 +1,66 @@
+"""The policy that picks what the language model writes, without measuring."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gtco.compiler import compile_to_file, stages_of
+from gtco.machine.gpu import gpu_target
+from gtco.machine.target import TARGETS
+from gtco.search.analytic import AnalyticPolicy
+from gtco.search.gpu.policy import GpuPolicy
+from gtco.search.language import policy as module
+from gtco.search.language.generation import Author
+from gtco.search.language.policy import LanguagePolicy
+from gtco.search.recorded import RecordedPolicy
+from gtco.support.errors import OptionError
+from gtco.support.options import CompileOptions
+from gtco.tensor.sketch import space_of
+from tests.search.language.corpora import untrained
+from tests.tuning.small import linear, small_model
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch):
+    """An untrained one in the place of the one that ships."""
+    found = untrained()
+    monkeypatch.setattr(module, "loaded", lambda file: found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "inner", [AnalyticPolicy(TARGETS["znver4"]), GpuPolicy(gpu_target("cuda:a100"))]
+)
+def test_it_picks_the_greedy_sentence_at_the_price_of_the_other(model, inner):
+    policy, stage = LanguagePolicy(inner), linear(197, 192, 768)
+    pick = policy.choose(stage)
+    assert pick is not None
+    assert pick.config == Author(model, space_of(stage, inner.target)).greedy()
+    assert pick.seconds == inner.price(pick.sketch, pick.config)
+    assert policy.predict(stage) == inner.predict(stage)
+    assert policy.target is inner.target and copy.copy(policy).target is inner.target
+    without = policy.choose(stage, [pick.sketch.name])
+    assert without == inner.choose(stage, [pick.sketch.name])
+    assert RecordedPolicy(policy).choose(stage) == pick
+
+
+def test_a_compile_takes_it_and_is_right(model, tmp_path: Path):
+    report = compile_to_file(
+        small_model(), tmp_path / "m.so", policy="language-model", verify=True, workers=1
+    )
+    assert report is not None and (tmp_path / "m.so").exists()
+    policy, stages = stages_of(small_model(), policy="language-model")
+    picks = [policy.choose(stage) for stage in stages]
+    other, same = stages_of(small_model())
+    assert [s.key for s in same] == [s.key for s in stages]
+    assert [p.config for p in picks if p] != [p.config for s in same if (p := other.choose(s))]
+    assert np.isfinite([p.seconds for p in picks if p]).all()
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(OptionError, match="unknown policy 'tlm': choose from analytic, language"):
+        CompileOptions(policy="tlm")
