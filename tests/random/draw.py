@@ -15,7 +15,7 @@ from tests.random.quantized import QUANTIZED
 # In 17, which TorchScript's exporter writes, the axes of reductions are attributes.
 OPSETS = (17, 18, 20, 21)
 SPECIAL = (18, 21)  # with NaN and infinities, and without onnxsim, which ignores them
-PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum")
+PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum", "MatMulNBits")
 BETWEEN = frozenset(
     "Add Identity Reshape Squeeze Transpose Unsqueeze Gather GatherElements GatherND Slice".split()
 )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gtco.machine.target import V4, detect
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.operators import INJECTIVE, OPERATORS
 from gtco.tensor.sketch import sketches
@@ -30,6 +31,9 @@ from tests.kernels import (
 
 T = TensorType
 MACHINE = "x86-64-v3"
+WIDE = "x86-64-v4"
+# LLVM orders and unrolls code in another way for each, so both run where they can.
+MACHINES = [MACHINE, WIDE] if set(V4) <= set(detect().features) else [MACHINE]
 
 
 def single(kind: str, types: list[TensorType], out: TensorType, **attrs: Any) -> Stage:
@@ -41,8 +45,8 @@ def single(kind: str, types: list[TensorType], out: TensorType, **attrs: Any) ->
     )
 
 
-def run(stage: Stage, arrays: list[np.ndarray]) -> np.ndarray:
-    machine = runnable(MACHINE)
+def run(stage: Stage, arrays: list[np.ndarray], name: str = MACHINE) -> np.ndarray:
+    machine = runnable(name)
     sketch = fallback.match(stage, machine)
     assert sketch is not None
     return build(sketch, Config(sketch.name), machine)(*arrays)
@@ -52,11 +56,12 @@ def check(stage: Stage, *arrays: np.ndarray, tolerance: float = 1e-5) -> None:
     given = list(arrays) or random_inputs(stage, fresh_seed())
     with np.errstate(all="ignore"):
         want = reference(stage, given)
-    got = run(stage, given)
-    if got.dtype.kind in "biu":
-        np.testing.assert_array_equal(got, want)
-    else:
-        assert_close(got, want, tolerance)
+    for name in MACHINES:
+        got = run(stage, given, name)
+        if got.dtype.kind in "biu":
+            np.testing.assert_array_equal(got, want)
+        else:
+            assert_close(got, want, tolerance)
 
 
 # element-wise -------------------------------------------------------------------------------------

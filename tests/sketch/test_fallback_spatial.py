@@ -94,6 +94,15 @@ def test_conv_transpose2d(
     check(single("conv_transpose2d", types, T(y), layout=layout, **attrs))
 
 
+def test_steps_of_one_kernel_see_what_the_steps_before_stored() -> None:
+    """Steps hand tensors on in scratch. LLVM may not take their pointers for those of different
+    memory: it loaded before the store, so a run read what the run before had left there.
+    """
+    types = [T((2, 1, 1, 16)), T((16, 2, 1, 7))]
+    attrs = {"strides": (1, 2), "padding": (0, 1, 0, 3), "output_padding": (0, 0), "groups": 2}
+    check(single("conv_transpose2d", types, T((2, 1, 3, 4)), layout="NHWC", **attrs))
+
+
 @pytest.mark.parametrize("bias", [None, (1, 2, 7, 5), (5,), (7, 1)])
 def test_attention(bias: tuple[int, ...] | None) -> None:
     types = [T((3, 2, 7, 6)), T((3, 2, 5, 6)), T((3, 2, 5, 4))] + ([T(bias)] if bias else [])

@@ -89,9 +89,9 @@ class PlainFunction:
         """``symbol(buffers..., workspace, begin, end)``."""
         body = tirx.IfThenElse(self.begin < self.end, tirx.SeqStmt(statements), None)
         whole = tirx.SeqStmt([tirx.DeclBuffer(self.scratch, data=self.workspace), body])
-        attrs = tvm.ir.make_node(
-            "ir.DictAttrs", **{"tirx.noalias": True, "global_symbol": self.symbol}
-        )
+        # Without "noalias": steps hand tensors on in scratch under two names, and LLVM would load
+        # by one before it stores by the other.
+        attrs = tvm.ir.make_node("ir.DictAttrs", global_symbol=self.symbol)
         parameters = [*buffers, self.workspace, self.begin, self.end]
         function = tirx.PrimFunc(parameters, whole, attrs=attrs)
         module = tirx.transform.ConvertSSA()(tvm.IRModule({self.symbol: function}))
