@@ -18,7 +18,7 @@ from gtco.driver.checks import check_sizes, is_onnx, source_of
 from gtco.driver.compiled import CompileReport
 from gtco.driver.shared import Shared
 from gtco.machine.gpu import GpuTarget
-from gtco.machine.target import Machine, Target
+from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import Artifact, build_artifact
 from gtco.runtime.emulated import EmulatedModel
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
@@ -459,13 +459,13 @@ class Compilation:
             found.check()
             say(str(found).splitlines()[0])
 
-
     def opened_library(self, library: Path, sizes: Mapping[str, int] | None) -> Any:
         """The library, to be run: here, or in an emulator if it is for another kind of CPU."""
-        if self.backend.isa.here:
+        isa = backend_of(target(self.options.target)).isa
+        if isa.here:
             return load(library, threads=self.options.threads, dims=sizes)
         note = (
-            f"verified by {self.backend.isa.emulator} on this machine: the results are those of "
+            f"verified by {isa.emulator} on this machine: the results are those of "
             "the instructions, and nothing is said about speed"
         )
         if note not in self.report.notes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 Machine = Target | GpuTarget
-CPUS: dict[str, Target] = {**TARGETS, **ARM_TARGETS}
+CPUS: Mapping[str, Target] = ChainMap(ARM_TARGETS, TARGETS)
 
 # Bytes that a cache may have; a size outside of this range is taken for an error.
 CACHE_BOUNDS = {

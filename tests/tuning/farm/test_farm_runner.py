@@ -16,7 +16,8 @@ import pytest
 from gtco.machine import identity as module
 from gtco.machine.identity import Identity, governor, identity
 from gtco.machine.target import Target, detect
-from gtco.search.records.records import Record, Records, circumstances, from_lines, to_lines
+from gtco.search.records.records import Record, Records, circumstances
+from gtco.search.records.text import from_lines, to_lines
 from gtco.support.errors import FarmError, OptionError
 from gtco.support.options import CompileOptions, ray_token
 from gtco.tuning.farm import machine as there
