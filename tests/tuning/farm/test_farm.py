@@ -152,6 +152,7 @@ with Farm(sys.argv[1]) as farm:
 """
 
 
+@pytest.mark.scheduled  # a minute; test_farm_runner.py has turns without Ray
 def test_two_tunings_take_turns(
     farm: Cluster, behaving: Any, trials: list[Trial], tmp_path: Path
 ) -> None:
