@@ -64,7 +64,6 @@ from gtco.tensor.stage import Stage
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from gtco.machine.target import Target
     from gtco.quantization.report import QuantizationReport, QuantizedModel
     from gtco.search.policy import Policy
     from gtco.tuning.census import Census

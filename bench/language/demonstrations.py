@@ -1,10 +1,14 @@
 """Demonstrations: for each stage and machine the config that a language model should write (TLM,
 Sections 5.1 and 5.3).
 
-They come from two sources. What was measured: of the records of a stage under one set of
-circumstances, or of its readings, the fastest config. And, as the paper allows, expert knowledge:
-what the analytic policy picks for a stage that nobody measured, on machines that vary. Only the
-first kind can teach more than the policy knows.
+They come from two sources:
+
+- measurements: the fastest config of a stage, among its records under one set of circumstances or
+  among its readings;
+- expert knowledge, which the paper allows: the analytic policy's pick for a stage that nobody
+  measured, on drawn machines.
+
+Only the first source can teach more than the policy knows.
 """
 
 from __future__ import annotations

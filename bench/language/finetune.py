@@ -100,7 +100,7 @@ def finetune(
 
 
 def beside(measured: Sequence[Sentence], experts: Corpus, seed: int = 0) -> Corpus:
-    """What was measured, with a share of the experts' sentences drawn beside it. Raises
+    """The measured sentences, and beside them a drawn share of the experts' sentences. Raises
     :class:`OptionError` if nothing was measured.
     """
     if not measured:

@@ -233,7 +233,7 @@ def records_of(files: Sequence[Path]) -> tuple[list[Record], dict[str, Stage]]:
 def measured(
     options: argparse.Namespace, collected: Sequence[Collected]
 ) -> tuple[list[Demonstration], int]:
-    """What was measured by the readings and records given, and how many stages are of no use."""
+    """The demonstrations of the given readings and records, and how many stages are of no use."""
     shown = [one for file in options.readings for one in demonstrations.of_readings(file)]
     programs = {s.key: s for one in collected for s, _ in one.stages}
     programs |= {s.key: s for one in collected for s in one.considered}

@@ -111,7 +111,7 @@ def write(collected: Collected, folder: Path) -> None:
 
 
 def read(workload: Workload, folder: Path) -> Collected | None:
-    """What was collected of the workload; None if it was not, or if the file is damaged."""
+    """The workload's collected stages; None if there are none yet, or if the file is damaged."""
     try:
         with gzip.open(path_of(workload, folder), "rt") as file:
             data = json.load(file)

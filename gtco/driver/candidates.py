@@ -15,11 +15,11 @@ the measuring side compares them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ from gtco.tuning.timing import TOLERANCE, values
 
 HEAVY = 0.95  # share of the predicted time that the measured stages have
 MOST_COMPARED = 2 << 30  # bytes of compared results; the heaviest stages come first
+
+Built = TypeVar("Built")  # the candidates of a stage
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,16 @@ class _Room:
         return BufferRef("arena", self.results), BufferRef("arena", counters)
 
 
+def comparable(stages: Iterable[Built], count: Callable[[Built], int]) -> list[Built]:
+    """Those of the stages with two candidates or more. Raises :class:`BuildError` if none has."""
+    found = [stage for stage in stages if count(stage) > 1]
+    if not found:
+        raise BuildError(
+            "no stage of this model has two candidates to compare: there is nothing to measure"
+        )
+    return found
+
+
 def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
     """The ``per_stage`` most promising configs of each heavy stage of a model that was cut into
     stages, the policy's pick first. They are one artifact without inputs and outputs. Raises
@@ -100,11 +112,7 @@ def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
     assert isinstance(target, GpuTarget)
     stages = heavy(run.found.stages, run.policy)
     found = built(stages, run.policy, target, per_stage, workers, run.report.notes)
-    groups = [rivals for rivals in found if len(rivals) > 1]
-    if not groups:
-        raise BuildError(
-            "no stage of this model has two candidates to compare: there is nothing to measure"
-        )
+    groups = comparable(found, len)
     every = [candidate for rivals in groups for candidate in rivals]
     room = _room(every, sum(array.nbytes for array in run.graph.constants.values()), target)
     rng = np.random.default_rng(0)

@@ -11,12 +11,11 @@ from dataclasses import replace
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.driver.assembly import describe, versions
-from gtco.driver.candidates import heavy
+from gtco.driver.candidates import comparable, heavy
 from gtco.driver.compilation import Compilation
 from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact
 from gtco.search.policy import priced
-from gtco.support.errors import BuildError
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
@@ -32,11 +31,7 @@ def bundle(run: Compilation, per_stage: int, workers: Workers) -> Artifact:
     assert isinstance(target, Target)
     notes = run.report.notes
     stages = heavy(run.found.stages, run.policy)
-    trials = [t for t in _trials(run, stages, per_stage, workers) if len(t.picks) > 1]
-    if not trials:
-        raise BuildError(
-            "no stage of this model has two candidates to compare: there is nothing to measure"
-        )
+    trials = comparable(_trials(run, stages, per_stage, workers), lambda t: len(t.picks))
     kept = next(batches(trials))
     if len(kept) < len(trials):
         left = ", ".join(trial.stage.label for trial in trials[len(kept) :])

@@ -89,7 +89,7 @@ class _Walk:
         wanted = None
         for source, other in zip(op.inputs, twin.inputs, strict=True):
             self._meet(source, other)
-            wanted = wanted or (self.places.get(source) if source in self.places else None)
+            wanted = wanted or self.places.get(source)
         places = [self._constant(s, op, wanted) for s in op.inputs]
         types = tuple(self.small.types[source] for source in op.inputs)
         call = Call(op, types, tuple(places), self.sizes, twin)
@@ -111,8 +111,6 @@ class _Walk:
         """The place of an operator's input. A constant that grows with the dimension repeats one
         sample; where that may be read in two ways, it is read as the other operands are.
         """
-        if source not in self.small.constants:
-            return self.places[source]
         if source in self.places:
             return self.places[source]
         n, m = self.sizes
