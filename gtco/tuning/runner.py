@@ -1,5 +1,5 @@
 """What runs the libraries that candidates are in: this machine (:mod:`gtco.tuning.local`), the
-machines of a farm (:mod:`gtco.tuning.farm.runner`), or the GPU that a bundle was carried to
+machines of a farm (:mod:`gtco.tuning.farm.runner`), or the GPU or CPU that a bundle was carried to
 (:mod:`gtco.tuning.offline`). Whoever measures knows only this protocol.
 """
 
