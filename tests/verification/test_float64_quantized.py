@@ -31,13 +31,20 @@ def test_drawn_operators(name: str, dtype: type) -> None:
             assert got.dtype == dtype
             size = np.abs(want).max(initial=1e-30)
             rtol = 1e-3 if want.dtype == np.float16 else 1e-5
-            # in float32 values in the middle of two steps are moved, and become the other
-            steps = name == "dynamic_quantize_matmul" and dtype == np.float32
-            atol = (0.05 if steps else 1e-5) * size
-            np.testing.assert_allclose(got, want, rtol=rtol, atol=atol, err_msg=str(seed))
+            if name == "dynamic_quantize_matmul":
+                # An activation in the middle of two steps may become either: its row changes a
+                # little. In float32 such values are moved on purpose, so there are more of them.
+                changed = ~np.isclose(got, want, rtol, 1e-5 * size).all(axis=-1)
+                apart += int(changed.sum()) if dtype == np.float64 else 0
+                np.testing.assert_allclose(got, want, rtol=rtol, atol=0.05 * size, err_msg=str(seed))
+                continue
+            np.testing.assert_allclose(got, want, rtol=rtol, atol=1e-5 * size, err_msg=str(seed))
             continue
         assert got.dtype == want.dtype
-        steps = np.abs(got.astype(np.int64) - want.astype(np.int64))
+        pairs = np.stack([got.astype(np.int64), want.astype(np.int64)]).reshape(2, -1)
+        if name == "qlinear_where":  # one value may be broadcast to most of the result
+            pairs = np.unique(pairs, axis=1)
+        steps = np.abs(pairs[0] - pairs[1])
         assert steps.max(initial=0) <= (name not in ("matmul_integer", "conv_integer")), seed
         apart, total = apart + int((steps > 0).sum()), total + steps.size
     assert apart <= 0.01 * total + 3
