@@ -1,5 +1,5 @@
 """The parts that only an artifact for GPUs has: the C tables of its launches and images (types in
-csrc/cuda_plan.h), and the images themselves.
+csrc/cuda/plan.h), and the images themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gtco.runtime.table import c_string, comment_text, plan_document
 from gtco.support.errors import BuildError
 
 GPU_SOURCES = (
-    "cuda_api.c cuda_device.c cuda_driver.c cuda_graph.c cuda_images.c cuda_persistent.c error.c "
+    "cuda/api.c cuda/device.c cuda/driver.c cuda/graph.c cuda/images.c cuda/persistent.c error.c "
     "tensors.c variants.c weights.c"
 ).split()
 # For every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
@@ -184,7 +184,7 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
         images.append(f'  {{"{name}", {major}, {minor}, GTCO_CODE_{kind}, cubins_{number}}},')
     only = Variant(artifact.inputs, artifact.outputs, artifact.steps, artifact.arena_bytes)
     definitions = [
-        '#include "cuda_plan.h"',
+        '#include "cuda/plan.h"',
         "",
         "static const gtco_launch launches[] = {",
         *(launches or ["  {0, 0, 0, {0, 0, 0}, 0, 0},"]),

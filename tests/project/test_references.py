@@ -27,7 +27,7 @@ def test_every_variable_that_is_read_is_in_the_table():
     read = set(
         re.findall(r'environ(?:\.get\(|\[)"(\w+)"', (ROOT / "gtco/support/options.py").read_text())
     )
-    for file in (ROOT / "gtco/runtime/csrc").glob("*.[ch]"):
+    for file in (ROOT / "gtco/runtime/csrc").rglob("*.[ch]"):
         read |= set(re.findall(r'getenv\("(\w+)"\)', file.read_text()))
     assert len(read) >= 3 and read == set(references.variables())
 

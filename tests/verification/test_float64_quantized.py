@@ -47,4 +47,5 @@ def test_drawn_operators(name: str, dtype: type) -> None:
         steps = np.abs(pairs[0] - pairs[1])
         assert steps.max(initial=0) <= (name not in ("matmul_integer", "conv_integer")), seed
         apart, total = apart + int((steps > 0).sum()), total + steps.size
-    assert apart <= 0.01 * total + 3
+    # Bytes have few values: one of them in the middle of two steps is many elements.
+    assert apart <= (0.01 if dtype == np.float64 else 0.05) * total + 3, (start, apart, total)

@@ -1,4 +1,4 @@
-// gtco/runtime/csrc/cuda_driver.h beside NVIDIA's cuda.h: it compiles if both say the same.
+// gtco/runtime/csrc/cuda/driver.h beside NVIDIA's cuda.h: it compiles if both say the same.
 #define __CUDA_API_VERSION_INTERNAL  // each function under the name that the driver exports
 #include <cuda.h>
 
@@ -9,7 +9,7 @@
 #include "gtco_api.h"
 
 namespace ours {
-#include "cuda_driver.h"  // its `struct CUctx_st*` is the global one: handles are the same types
+#include "cuda/driver.h"  // its `struct CUctx_st*` is the global one: handles are the same types
 }
 
 template <class T>

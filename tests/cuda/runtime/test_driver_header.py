@@ -14,12 +14,12 @@ import pytest
 from gtco import runtime
 
 RUNTIME = Path(runtime.__file__).parent / "csrc"
-DECLARED = RUNTIME / "cuda_driver.h"
+DECLARED = RUNTIME / "cuda/driver.h"
 CONSTANTS = re.findall(r"^  (CU\w+) = \d+,$", DECLARED.read_text(), re.MULTILINE)
 
 
 def compiles(folder: Path) -> str:
-    """The compiler's message about ``folder``'s cuda_driver.h; empty if the header is right."""
+    """The compiler's message about ``folder``'s cuda/driver.h; empty if the header is right."""
     [header] = [f for f in files("nvidia-cuda-runtime") or () if f.name == "cuda.h"]
     include = Path(str(header.locate())).parent
     every = f"-DGTCO_CONSTANTS(C)={' '.join(f'C({name})' for name in CONSTANTS)}"
@@ -51,5 +51,7 @@ def test_declarations_are_nvidias() -> None:
 def test_a_wrong_declaration_is_seen(tmp_path: Path, old: str, new: str, said: str) -> None:
     text = DECLARED.read_text()
     assert text.count(old) == 1
-    (tmp_path / DECLARED.name).write_text(text.replace(old, new))
+    changed = tmp_path / DECLARED.relative_to(RUNTIME)
+    changed.parent.mkdir()
+    changed.write_text(text.replace(old, new))
     assert re.search(rf"error: static assertion failed: \w*{said}", compiles(tmp_path))

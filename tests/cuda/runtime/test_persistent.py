@@ -282,7 +282,7 @@ def test_more_tensors_than_its_tables_have(gpu_kernels: Path, tmp_path: Path) ->
 
 
 def test_the_tables_types_are_those_of_the_device(tmp_path: Path) -> None:
-    """Names, offsets and sizes: those in csrc/cuda_plan.h equal those that the kernel reads."""
+    """Names, offsets and sizes: those in csrc/cuda/plan.h equal those that the kernel reads."""
     header = Path(cuda.__file__).parent / "device" / "gtco" / "persistent_tables.cuh"
     struct = re.search(r"struct Step \{(.*?)\};", header.read_text(), re.S)
     assert struct
@@ -292,7 +292,7 @@ def test_the_tables_types_are_those_of_the_device(tmp_path: Path) -> None:
     said = "".join(f'offset("{f}", gtco_device_step, {f});' for f in fields)
     (tmp_path / "ours.c").write_text(
         f"""#include <stdio.h>
-        #include "cuda_plan.h"
+        #include "cuda/plan.h"
         #define offset(name, type, field) printf("%s %zu\\n", name, offsetof(type, field))
         #define sizes(a, b) printf("%zu %zu\\n", sizeof(a), sizeof(b))
         int main(void) {{ {said} sizes(gtco_device_step, gtco_device_tensors); }}"""

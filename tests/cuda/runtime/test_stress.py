@@ -84,15 +84,15 @@ def test_failures_and_threads_do_not_race(tmp_path: Path) -> None:
     ("file", "right", "wrong", "seen"),
     [
         # memory of the host and of the device that is not released
-        ("cuda_api.c", "  free(l->nodes);\n", "", "LeakSanitizer"),
-        ("cuda_images.c", "gtco_cuda()->cuModuleUnload(kernels->modules[f]);", ";", "modules"),
+        ("cuda/api.c", "  free(l->nodes);\n", "", "LeakSanitizer"),
+        ("cuda/images.c", "gtco_cuda()->cuModuleUnload(kernels->modules[f]);", ";", "modules"),
         # a run that does not wait for the run before it on another stream
-        ("cuda_api.c", "if (m->under_way && !captured)", "if (0)", "is not so"),
+        ("cuda/api.c", "if (m->under_way && !captured)", "if (0)", "is not so"),
         # tables without room for the barrier
-        ("cuda_persistent.c", "calloc(1, bytes);", "calloc(1, bytes - SPACING);", "overflow"),
+        ("cuda/persistent.c", "calloc(1, bytes);", "calloc(1, bytes - SPACING);", "overflow"),
         # outputs that are not waited for
         (
-            "cuda_api.c",
+            "cuda/api.c",
             "if (status == GTCO_OK) return wait_for(m);",
             "return status;",
             "outputs of the first run",

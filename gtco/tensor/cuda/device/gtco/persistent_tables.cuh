@@ -1,4 +1,4 @@
-// What the runtime tells the persistent kernel: the tables that it walks. csrc/cuda_plan.h has the
+// What the runtime tells the persistent kernel: the tables that it walks. csrc/cuda/plan.h has the
 // same types for C; a test holds them against each other.
 #pragma once
 #include "gtco/device.cuh"

@@ -2,8 +2,8 @@
 #ifndef GTCO_CUDA_DEVICE_H
 #define GTCO_CUDA_DEVICE_H
 
-#include "cuda_driver.h"
-#include "cuda_images.h"
+#include "cuda/driver.h"
+#include "cuda/images.h"
 
 typedef struct gtco_device {
   int ordinal, users;

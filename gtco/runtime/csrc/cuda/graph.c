@@ -1,7 +1,7 @@
 /* The graph is built node by node, not captured from a stream. So every node can be updated when its pointers change,
  * and no other thread's work can disturb a capture or be disturbed by one. */
 #define _GNU_SOURCE
-#include "cuda_graph.h"
+#include "cuda/graph.h"
 
 #include <string.h>
 #include <time.h>

@@ -2,8 +2,8 @@
 #ifndef GTCO_CUDA_IMAGES_H
 #define GTCO_CUDA_IMAGES_H
 
-#include "cuda_driver.h"
-#include "cuda_plan.h"
+#include "cuda/driver.h"
+#include "cuda/plan.h"
 
 typedef struct {
   const gtco_image* image;

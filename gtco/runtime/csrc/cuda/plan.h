@@ -3,7 +3,7 @@
 #ifndef GTCO_CUDA_PLAN_H
 #define GTCO_CUDA_PLAN_H
 
-#include "plan.h"
+#include "../plan.h"
 
 #define GTCO_DEVICE_ALIGNMENT 16 /* of every buffer that a kernel sees: its widest load */
 

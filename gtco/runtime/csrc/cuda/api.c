@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda_device.h"
-#include "cuda_graph.h"
-#include "cuda_persistent.h"
+#include "cuda/device.h"
+#include "cuda/graph.h"
+#include "cuda/persistent.h"
 #include "error.h"
 #include "tensors.h"
 

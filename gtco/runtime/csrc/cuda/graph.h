@@ -2,7 +2,7 @@
 #ifndef GTCO_CUDA_GRAPH_H
 #define GTCO_CUDA_GRAPH_H
 
-#include "cuda_device.h"
+#include "cuda/device.h"
 
 /* The launches of one handle. `arguments` has one pointer to device memory a ref of the plan; `params` points to each of
  * them, as the driver takes parameters. */

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "cuda_driver.h"
+#include "cuda/driver.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

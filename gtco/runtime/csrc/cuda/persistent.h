@@ -2,7 +2,7 @@
 #ifndef GTCO_CUDA_PERSISTENT_H
 #define GTCO_CUDA_PERSISTENT_H
 
-#include "cuda_device.h"
+#include "cuda/device.h"
 
 #define GTCO_REASON_BYTES 128
 

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "cuda_device.h"
+#include "cuda/device.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "cuda_persistent.h"
+#include "cuda/persistent.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "cuda_images.h"
+#include "cuda/images.h"
 
 #include <stdio.h>
 #include <stdlib.h>
