@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -145,10 +145,31 @@ class Built:
 
 def build(sketch: Sketch, config: Config, machine: Target) -> Built:
     """The sketch's program for this config, linked and callable."""
-    program = space.build(sketch, config, "kernel_under_test")
+    return _linked(sketch, [_program(sketch, config, 0)], machine)[0]
+
+
+def build_each(
+    sketch: Sketch, configs: Iterable[Config], machine: Target
+) -> list[tuple[Config, Built]]:
+    """Each config and its program. One object holds all of them: that takes less time to compile
+    and link than an object for each.
+    """
+    chosen = list(configs)
+    programs = [_program(sketch, config, number) for number, config in enumerate(chosen)]
+    return list(zip(chosen, _linked(sketch, programs, machine), strict=True))
+
+
+def _program(sketch: Sketch, config: Config, number: int) -> Program:
+    program = space.build(sketch, config, f"kernel_{number}_under_test")
     assert isinstance(program, Program), f"rejected: {program}"
-    library = load([program.function], machine)
-    return linked(library, "kernel_under_test", sketch.stage, program)
+    return program
+
+
+def _linked(sketch: Sketch, programs: Sequence[Program], machine: Target) -> list[Built]:
+    library = load([program.function for program in programs], machine)
+    symbols = [program.function.attrs["global_symbol"] for program in programs]
+    pairs = zip(symbols, programs, strict=True)
+    return [linked(library, str(symbol), sketch.stage, program) for symbol, program in pairs]
 
 
 def linked(library: Any, symbol: str, stage: Stage, program: Program) -> Built:
@@ -207,17 +228,17 @@ def reference(stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True) 
     return values[stage.output.output]
 
 
-def some_kernels(sketch: Sketch, machine: Target) -> Iterator[Built]:
+def some_kernels(sketch: Sketch, machine: Target) -> list[Built]:
     """The sketch's first config and its last. Also the config with the most tasks, from a space in
     which hardly any work is too little for its own task.
     """
     every = list(configs(sketch))
     ends = dict.fromkeys((every[0], every[-1]))
-    for config in ends:
-        yield build(sketch, config, machine)
+    programs = [_program(sketch, config, number) for number, config in enumerate(ends)]
     with small_tasks():
         if (config := finest(sketch)) not in ends:
-            yield build(sketch, config, machine)
+            programs.append(_program(sketch, config, len(ends)))
+    return _linked(sketch, programs, machine)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from gtco.search.learning.statements import statements
 from gtco.tensor.sketch.attention import cpu as attention
 from gtco.tensor.space import Config, Program, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from tests.kernels import build, fresh_seed, reference, runnable, targets
+from tests.kernels import build, build_each, fresh_seed, reference, runnable, targets
 
 T = TensorType
 
@@ -85,8 +85,9 @@ def check(
     ]
     want = reference(stage, arrays)
     found = list(configs(sketch))
-    for config in random.Random(seed).sample(found, min(most, len(found))):
-        got = build(sketch, config, machine)(*arrays)
+    chosen = random.Random(seed).sample(found, min(most, len(found)))
+    for config, kernel in build_each(sketch, chosen, machine):
+        got = kernel(*arrays)
         error = np.abs(got - want).max() / np.abs(want).max()
         assert error < tolerance, f"{config.to_json()}: {error:.1e}"
 

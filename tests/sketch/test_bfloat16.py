@@ -15,7 +15,7 @@ from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from tests.kernels import assert_close, build, fresh_seed, reference, runnable
+from tests.kernels import assert_close, build, build_each, fresh_seed, reference, runnable
 
 T = TensorType
 # rounding of up to 300 float32 sums of exact products; the largest sums are in the middle
@@ -143,9 +143,9 @@ def check(
     assert sketch is not None
     arrays = inputs(stage, fresh_seed())
     wanted = reference(stage, arrays).astype(np.float64)
-    for config in few(sketch, 3):
+    for config, kernel in build_each(sketch, few(sketch, 3), machine):
         print(config.to_json())
-        got = build(sketch, config, machine)(*arrays)
+        got = kernel(*arrays)
         assert_close(got, wanted, tolerance)
 
 
@@ -237,9 +237,9 @@ def test_attention(stage: Stage, name: str) -> None:
     arrays = inputs(stage, fresh_seed())
     wanted = reference(stage, arrays).astype(np.float64)
     got = []
-    for config in few(sketch, 2):
+    for config, kernel in build_each(sketch, few(sketch, 2), machine):
         print(config.to_json())
-        got.append(build(sketch, config, machine)(*arrays).astype(np.float64))
+        got.append(kernel(*arrays).astype(np.float64))
         assert_close(got[-1], wanted, 2 * ROUNDED)
         assert np.abs(got[-1] - wanted).mean() <= ROUNDED / 16 * np.abs(wanted).max()
     for other in got:

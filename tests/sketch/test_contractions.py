@@ -19,7 +19,7 @@ from gtco.tensor.sketch.fallback import cpu as fallback
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.space import configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from tests.kernels import build, fresh_seed, reference, runnable, targets
+from tests.kernels import build_each, fresh_seed, reference, runnable, targets
 
 T = TensorType
 
@@ -49,8 +49,8 @@ def check(
     found = [c for c in configs(sketch) if choice is None or choice in c.choices]
     assert found
     chosen = found if most is None else random.Random(seed).sample(found, min(most, len(found)))
-    for config in chosen:
-        got = build(sketch, config, machine)(*arrays)
+    for config, kernel in build_each(sketch, chosen, machine):
+        got = kernel(*arrays)
         error = np.abs(got - want).max() / (np.abs(want).max() + 1e-30)
         depth = getattr(getattr(sketch, "view", None), "k", 1)
         assert error < 2e-6 * depth**0.5, f"{config.to_json()}: {error:.1e}"
@@ -245,9 +245,9 @@ def test_rows_are_worked_on_as_many_at_once_as_l2_holds(depth: int, constant: bo
     want = reference(stage, arrays)
     found = [c for c in configs(sketch) if "mc" in dict(c.choices) and c["chunks_m"] < 4]
     assert found
-    for config in random.Random(seed).sample(found, 5):
+    for config, kernel in build_each(sketch, random.Random(seed).sample(found, 5), machine):
         assert sketch.nest(config).held < sketch.shape(config).task_blocks
-        got = build(sketch, config, machine)(*arrays)
+        got = kernel(*arrays)
         assert np.abs(got - want).max() < 2e-6 * depth**0.5 * np.abs(want).max()
 
 

@@ -15,7 +15,7 @@ from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.winograd import cpu as winograd
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
-from tests.kernels import assert_close, build, fresh_seed, reference, runnable
+from tests.kernels import assert_close, build_each, fresh_seed, reference, runnable
 from tests.sketch.test_bfloat16 import chain, machines, window
 
 T = TensorType
@@ -102,10 +102,10 @@ def check(match: Callable[[Stage, Target], Sketch | None], stage: Stage, name: s
     arrays = [rng.standard_normal(i.type.sizes).astype(i.type.dtype) for i in stage.inputs]
     wanted = reference(stage, arrays).astype(np.float64)
     kinds = set()
-    for config in few(sketch):
+    for config, kernel in build_each(sketch, few(sketch), machine):
         print(config.to_json())
         kinds.add(str(config["tile"]).startswith("half:"))
-        assert_close(build(sketch, config, machine)(*arrays), wanted, TOLERANCE)
+        assert_close(kernel(*arrays), wanted, TOLERANCE)
     return kinds
 
 

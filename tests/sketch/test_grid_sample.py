@@ -18,6 +18,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stag
 from tests.kernels import (
     assert_close,
     build,
+    build_each,
     first_config,
     fresh_seed,
     random_inputs,
@@ -77,8 +78,8 @@ def check(stage: Stage, name: str, every: bool = False) -> None:
     k = [i.name for i in stage.inputs].index("grid")
     inputs[k] = points(inputs[k].shape, seed)
     wanted = reference(stage, inputs, precise=False)
-    each = (build(sketch, config, machine) for config in configs(sketch))
-    for built in each if every else some_kernels(sketch, machine):
+    each = [kernel for _, kernel in build_each(sketch, configs(sketch), machine)] if every else []
+    for built in each or some_kernels(sketch, machine):
         assert_close(built(*inputs, unaligned=True), wanted, 3e-6)
 
 

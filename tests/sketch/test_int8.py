@@ -14,7 +14,7 @@ from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
-from tests.kernels import build, config_with, fresh_seed, reference, runnable
+from tests.kernels import build_each, config_with, fresh_seed, reference, runnable
 from tests.sketch.test_bfloat16 import chain, few, window
 
 T = TensorType
@@ -113,9 +113,9 @@ def drawn(stage: Stage, seed: int) -> list[np.ndarray]:
 
 def exact(sketch: Sketch, every: list[Config], machine: Any, arrays: list[np.ndarray]) -> None:
     wanted = reference(sketch.stage, arrays)
-    for config in every:
+    for config, kernel in build_each(sketch, every, machine):
         print(config.to_json())
-        got = build(sketch, config, machine)(*arrays)
+        got = kernel(*arrays)
         assert got.dtype == sketch.stage.output.type.dtype
         np.testing.assert_array_equal(got, wanted)
 

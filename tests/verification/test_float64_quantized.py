@@ -36,7 +36,7 @@ def test_drawn_operators(name: str, dtype: type) -> None:
                 # little. In float32 such values are moved on purpose, so there are more of them.
                 changed = ~np.isclose(got, want, rtol, 1e-5 * size).all(axis=-1)
                 apart += int(changed.sum()) if dtype == np.float64 else 0
-                np.testing.assert_allclose(got, want, rtol=rtol, atol=0.05 * size, err_msg=str(seed))
+                np.testing.assert_allclose(got, want, rtol, 0.05 * size, err_msg=str(seed))
                 continue
             np.testing.assert_allclose(got, want, rtol=rtol, atol=1e-5 * size, err_msg=str(seed))
             continue
