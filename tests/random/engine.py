@@ -60,7 +60,8 @@ BOUNDS = {
 PRODUCTS = {"MatMul": 2, "Gemm": 2, "Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Attention": 3}
 # ONNX does not say what these make of a NaN: some engines pass it on, and others drop it.
 ORDERING = frozenset(
-    "MaxPool GlobalMaxPool Max Min ReduceMax ReduceMin TopK QuantizeLinear".split()
+    "MaxPool GlobalMaxPool Max Min ReduceMax ReduceMin TopK QuantizeLinear "
+    "DynamicQuantizeLinear DynamicQuantizeMatMul".split()
 )
 RUNS = 3  # each with other changes
 Arrays = Mapping[str, np.ndarray]
