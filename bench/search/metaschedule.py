@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.codegen.build import Failure
+from gtco.codegen.jobs import Failure
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target
 from gtco.runtime.artifact import write_artifact

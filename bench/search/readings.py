@@ -23,7 +23,7 @@ import numpy as np
 
 from gtco.cli.arguments import positive
 from gtco.cli.console import status
-from gtco.codegen.build import Job, Kernel
+from gtco.codegen.jobs import Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.machine.target import cpu_name, cpu_target
 from gtco.search.analytic import AnalyticPolicy

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.codegen.build import Failure, Kernel
+from gtco.codegen.jobs import Failure, Kernel
 from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, round_up

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.spilling import StandIns, without_spills
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Machine

@@ -11,7 +11,8 @@ from gtco.support.errors import describe
 from gtco.support.torchless import import_tvm
 
 import_tvm()
-from gtco.codegen.build import Failure, Job, Kernel, ProgramJob, build  # noqa: E402
+from gtco.codegen.build import build  # noqa: E402
+from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob  # noqa: E402
 
 
 def serve(connection: Connection) -> None:

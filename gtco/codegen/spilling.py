@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gtco.codegen.build import Failure, GpuKernel, Job, Kernel
+from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Machine
 from gtco.tensor.space import Pick

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
+from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.processes import ENDING, Forked, Forks, Spawned, forks
 from gtco.machine.cores import allowed_cores
 

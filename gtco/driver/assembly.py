@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gtco.codegen.build import GpuKernel, Kernel
 from gtco.codegen.generate import Generated
+from gtco.codegen.jobs import GpuKernel, Kernel
 from gtco.graph.graph import Graph
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target

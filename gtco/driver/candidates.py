@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gtco.codegen.build import Failure, GpuKernel, Job
+from gtco.codegen.jobs import Failure, GpuKernel, Job
 from gtco.codegen.workers import Workers
 from gtco.driver.assembly import counter_bytes, describe, images_of, step_of, versions
 from gtco.driver.compilation import Compilation

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.driver.assembly import describe, versions
 from gtco.driver.candidates import comparable, heavy

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gtco.codegen.build import GpuKernel
 from gtco.codegen.generate import Generated
+from gtco.codegen.jobs import GpuKernel
 from gtco.codegen.workers import Workers
 from gtco.driver.persistent import persistent
 from gtco.graph.graph import Graph

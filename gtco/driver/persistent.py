@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from gtco.codegen.build import Failure, GpuKernel, Job, ProgramJob
 from gtco.codegen.generate import Generated
+from gtco.codegen.jobs import Failure, GpuKernel, Job, ProgramJob
 from gtco.codegen.nvrtc import Image
 from gtco.codegen.workers import Workers
 from gtco.machine.gpu import GpuTarget

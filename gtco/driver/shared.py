@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from gtco.codegen.build import Kernel
+    from gtco.codegen.jobs import Kernel
     from gtco.graph.graph import Graph
     from gtco.tensor.space import Config
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from gtco.codegen.build import Failure, Job
+from gtco.codegen.jobs import Failure, Job
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Machine
 from gtco.tensor.sketch import space_of

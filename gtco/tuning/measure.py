@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Machine, cpu_target
 from gtco.runtime.artifact import write_artifact

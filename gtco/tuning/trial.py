@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gtco.codegen.build import Kernel
+from gtco.codegen.jobs import Kernel
 from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, round_up

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from gtco.codegen.build import Failure, Job, Kernel, build
+from gtco.codegen.build import build
 from gtco.codegen.generate import generate, split
+from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.machine.target import target
 from gtco.support.errors import BuildError, InternalError
 from gtco.tensor.sketch import space_of

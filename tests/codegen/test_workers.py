@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gtco.codegen import processes
-from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
+from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.workers import Workers
 from gtco.machine.gpu import gpu_target
 from gtco.machine.target import target
@@ -47,7 +47,7 @@ def worker(folder: Path, body: str) -> tuple[str, str]:
     script.write_text(
         "import os, signal, sys, time\n"
         "from multiprocessing.connection import Connection\n"
-        "from gtco.codegen.build import Failure, Kernel\n"
+        "from gtco.codegen.jobs import Failure, Kernel\n"
         "connection = Connection(int(sys.argv[1]))\n"
         "while True:\n"
         "    job = connection.recv()\n" + "".join(f"    {line}\n" for line in body.splitlines())

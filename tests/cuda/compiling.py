@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gtco.codegen import nvrtc
-from gtco.codegen.build import Failure, Job, Kernel, ProgramJob, gpu_kernel, program_of
+from gtco.codegen.build import gpu_kernel, program_of
 from gtco.codegen.cuda import Compiler
+from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.nvrtc import Image, compile_cuda, library
 from gtco.codegen.sass import MachineCode, machine_code
 from gtco.driver.compilation import Compilation, silent

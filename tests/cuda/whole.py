@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.codegen.build import Failure, GpuKernel, Job, Kernel, ProgramJob
+from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel, ProgramJob
 from gtco.codegen.nvrtc import Image
 from gtco.driver.compilation import Compilation, silent
 from gtco.driver.compiled import CompileReport

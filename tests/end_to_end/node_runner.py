@@ -26,7 +26,7 @@ import onnxsim
 
 import gtco.compiler
 import gtco.frontend.onnx
-from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.serve import answer
 from gtco.frontend.simplify import SKIPPED
 from gtco.runtime.module import load

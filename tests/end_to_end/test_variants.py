@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import gtco
-from gtco.codegen.build import Kernel
+from gtco.codegen.jobs import Kernel
 from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.assembly import renamed, symbolic
 from gtco.driver.compiled import CompiledModel

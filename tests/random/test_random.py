@@ -18,7 +18,7 @@ from tests.random.draw import OPSETS, draw
 from tests.random.engine import BOUNDS, Wanted, difference, orders_nan, session, wanted
 from tests.random.shrink import shrink
 
-SEED, COUNT = 0, 180
+SEED, COUNT = 0, 120
 
 
 def test_graphs_of_the_family_agree_with_onnx_runtime(tmp_path: Path) -> None:

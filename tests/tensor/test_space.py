@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtco.codegen.build import Failure, Job
 from gtco.codegen.build import build as build_job
+from gtco.codegen.jobs import Failure, Job
 from gtco.machine.target import target
 from gtco.tensor.packing import Packing, packed_types
 from gtco.tensor.sketch import space_of

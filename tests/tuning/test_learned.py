@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gtco.codegen.build import Kernel
 from gtco.codegen.generate import Generated
+from gtco.codegen.jobs import Kernel
 from gtco.codegen.workers import Workers
 from gtco.machine.target import target
 from gtco.search.analytic import AnalyticPolicy

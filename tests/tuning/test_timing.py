@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.codegen.build import Job, Kernel, build
+from gtco.codegen.build import build
+from gtco.codegen.jobs import Job, Kernel
 from gtco.machine.target import Target, detect
 from gtco.search.analytic import AnalyticPolicy
 from gtco.tensor.space import Config

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from gtco.cli.live import live
-from gtco.codegen.build import Kernel
 from gtco.codegen.generate import Generated
+from gtco.codegen.jobs import Kernel
 from gtco.machine.target import target
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.peak import Peak

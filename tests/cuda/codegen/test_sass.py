@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gtco.codegen import sass
-from gtco.codegen.build import GpuKernel
+from gtco.codegen.jobs import GpuKernel
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import MachineCode, machine_code
 from gtco.driver.compilation import Compilation

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gtco.codegen.build import Failure, GpuKernel, Job, Kernel
 from gtco.codegen.generate import Generated, generate
+from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel
 from gtco.codegen.nvrtc import Image
 from gtco.codegen.spilling import spilled
 from gtco.machine.gpu import gpu_target

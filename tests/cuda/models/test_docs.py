@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtco.codegen.build import GpuKernel
 from gtco.codegen.cuda import listing
+from gtco.codegen.jobs import GpuKernel
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
 from gtco.driver.compilation import Compilation

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gtco.codegen.build import GpuKernel
+from gtco.codegen.jobs import GpuKernel
 from gtco.machine.gpu import ARCHITECTURES, GPUS
 from gtco.runtime.library import read_metadata
 from gtco.search.gpu.launches import MOST_THREADS

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from gtco.cli import main
-from gtco.codegen.build import Failure, GpuKernel, Job, Kernel
+from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel
 from gtco.driver.candidates import bundle
 from gtco.driver.compilation import Compilation, silent
 from gtco.machine.gpu import gpu_target

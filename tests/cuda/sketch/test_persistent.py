@@ -16,8 +16,8 @@ import onnxruntime
 import pytest
 import torch
 
-from gtco.codegen.build import GpuKernel, Job
 from gtco.codegen.generate import Generated
+from gtco.codegen.jobs import GpuKernel, Job
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.driver.assembly import assemble
 from gtco.driver.persistent import persistent
