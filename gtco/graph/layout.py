@@ -56,6 +56,14 @@ def channels_last(graph: Graph) -> Graph:
     Weights stay OIHW (the kernel packs them). Inputs and outputs keep their names and shapes.
     Reshapes of reshapes become one. A graph without NCHW operators keeps its layout.
     """
+    best = _converted(graph)
+    # What was converted before may have found a better way than its operators show now.
+    alone = [op for op in graph.operators.values() if op.kind in _NHWC_ALONE]
+    done = all(op.get("layout") != "NCHW" for op in alone)
+    return graph if done and moved_elements(graph) < moved_elements(best) else best
+
+
+def _converted(graph: Graph) -> Graph:
     everything = _settled(lambda: _Pass(graph).convert(_NHWC_ALONE | _EITHER))
     if moved_elements(everything) == 0 or not _beside_permutes(everything):
         return everything

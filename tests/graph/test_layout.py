@@ -303,10 +303,12 @@ def random_models(draw: st.DrawFn) -> Graph:
 @settings(max_examples=200, deadline=None)
 @given(random_models())
 def test_random_models_keep_their_values(graph: Graph) -> None:
-    spatial = sum("layout" in dict(op.attrs) for op in graph.operators.values())
+    spatial = [op for op in graph.operators.values() if "layout" in dict(op.attrs)]
+    around = sum(graph.types[name].size for op in spatial for name in (op.inputs[0], op.output))
     made = same(graph)
-    # Never more than the plain conversion: two permutations around each spatial operator.
-    assert len(permutes(made)) <= len(permutes(graph)) + 2 * spatial
+    # Never more than the plain conversion: two permutations around each spatial operator. There
+    # may be more permutations, of smaller tensors.
+    assert moved_elements(made) <= moved_elements(graph) + around
     again = channels_last(made)
     assert moved_elements(again) <= moved_elements(made)
 
