@@ -38,6 +38,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--all", action="store_true", help="a row for every stage; equal ones are one row otherwise"
     )
     parser.add_argument(
+        "--loops",
+        action="store_true",
+        help="also print the loop nest of each kernel, in the order of the first stages with it",
+    )
+    parser.add_argument(
         "--profile",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -121,7 +126,26 @@ def main(options: argparse.Namespace) -> int:
         show(f"{title} ({sizes})" if sizes else title, every[0], options.all)
     else:
         show_variants(title, found)
+    if options.loops and not options.json:
+        show_loops(every)
     return 0
+
+
+def show_loops(found: Sequence[Inspection]) -> None:
+    """Prints the loops of each kernel once."""
+    from gtco.tensor.loops import Line
+
+    shown: set[str] = set()
+    for seen in found:
+        loops = seen.details["metadata"].get("loops", {})
+        for stage in seen.stages:
+            kernel = stage["kernel"]
+            if kernel in shown:
+                continue
+            shown.add(kernel)
+            say(f"{text(stage['name'])}: {text(stage['operators'], '+')}, {shapes(stage)}")
+            lines = map(Line.from_json, loops.get(kernel, ()))
+            say("\n".join(f"  {line}" for line in lines) or "  no nest is described")
 
 
 def inspect_variants(library: Path, options: argparse.Namespace) -> dict[str, Inspection]:

@@ -14,6 +14,7 @@ from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Target
 from gtco.support.errors import describe
 from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.emit.lines import program_lines
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Program, Rejection, Space
 
@@ -57,6 +58,7 @@ def _kernel(job: Job, program: Program, target: Target) -> Kernel:
         dict(program.packings),
         text,
         tiles.used(program.function),
+        program.lines or program_lines(program.function, program.tasks),
     )
 
 

@@ -9,6 +9,7 @@ from gtco.codegen.nvrtc import Image
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
 from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.loops import Line
 from gtco.tensor.packing import Packing
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Stage
@@ -43,7 +44,8 @@ class ProgramJob:
 @dataclass(frozen=True)
 class Kernel:
     """A built kernel: its object file, what the runtime must know, and the layouts of its constant
-    inputs. ``tiles``: it multiplies in the tile unit.
+    inputs. ``tiles``: it multiplies in the tile unit. ``lines``: its loops in words; none for a
+    kernel for GPUs.
     """
 
     symbol: str
@@ -53,6 +55,7 @@ class Kernel:
     packings: dict[str, Packing]
     text: str = ""
     tiles: bool = False
+    lines: tuple[Line, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -71,6 +71,7 @@ def assemble(
         "weights": weights.packed(),
         "metadata": {
             **_metadata(target, precision, notes, identity, weights),
+            **_loops(generated.kernels.values()),
             **({"predicted_launches": dict(launches)} if launches is not None else {}),
             **({"persistent_would_spill": dict(spilled)} if spilled else {}),
         },
@@ -97,6 +98,14 @@ def _metadata(
         "weights_by_dtype": dict(sorted(weights.formats.items())),
         "notes": list(notes),
     }
+
+
+def _loops(kernels: Iterable[Kernel]) -> dict[str, Any]:
+    """The loops of the kernels in words, by their symbols, for readers of the library. Those for
+    GPUs have none.
+    """
+    found = {k.symbol: [line.to_json() for line in k.lines] for k in kernels if k.lines}
+    return {"loops": found} if found else {}
 
 
 def _code(kernels: Collection[Kernel], target: Target) -> dict[str, Any]:
@@ -181,7 +190,10 @@ def assemble_variants(
         weights=weights.packed(),
         **_code(kernels.values(), target),
         threads=threads,
-        metadata=_metadata(target, precision, notes, identity, weights),
+        metadata={
+            **_metadata(target, precision, notes, identity, weights),
+            **_loops(kernels.values()),
+        },
         variants=tuple(variants),
         cover=cover,
     )

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any, Literal, Protocol
 
 from gtco.machine.target import Machine
+from gtco.tensor.loops import Line
 from gtco.tensor.packing import Packing
 from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Workload
@@ -116,7 +117,8 @@ class Program:
     - ``tasks``: the extent of the parallel range;
     - ``workspace``: private scratch of a thread, in bytes;
     - ``packings``: the layout of constant inputs, by input name;
-    - ``sources``: LLVM IR modules into which the function calls.
+    - ``sources``: LLVM IR modules into which the function calls;
+    - ``lines``: its loops in words, if the sketch knows more of them than the function shows.
     """
 
     function: Any
@@ -124,6 +126,7 @@ class Program:
     workspace: int
     packings: Mapping[str, Packing]
     sources: tuple[str, ...] = ()
+    lines: tuple[Line, ...] = ()
 
 
 class Sketch(Protocol):

@@ -22,7 +22,7 @@ micro-kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, lcm
 
@@ -47,6 +47,8 @@ from gtco.tensor.analysis.placement import (
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels, packable
 from gtco.tensor.intrinsics.tiles import CONFIGURING
+from gtco.tensor.loops import Line
+from gtco.tensor.nest.lines import nest_lines
 from gtco.tensor.nest.nest import Nest
 from gtco.tensor.nest.shape import task_shape
 from gtco.tensor.nest.traffic import layers
@@ -283,4 +285,12 @@ class Gemm(GemmFacts):
             packing = self.view.packing(tile.columns, tile.kind.b.step, tile.kind.step)
             packings[self.view.op.inputs[1]] = packing
         tasks, scratch = loops.shape.tasks, loops.scratch
-        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)
+        made = program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)
+        return replace(made, lines=self.lines(loops.nest))
+
+    def lines(self, nest: Nest) -> tuple[Line, ...]:
+        """The loops in words."""
+        before = ancestors(self.stage, self.view.op.inputs[0])
+        after = [op.kind for op in self.tail.operators]
+        normalising = "mean and scale of each row of A -> scratch" if self.norm else ""
+        return nest_lines(nest, normalising, [op.kind for op in before], after)
