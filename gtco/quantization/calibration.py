@@ -67,10 +67,23 @@ class Switchboard:
         self, samples: Sequence[Run], ranges: Mapping[str, Range], quantized: Sequence[str]
     ) -> Iterator[dict[str, Array]]:
         """The model's outputs for each sample, with the products of these outputs quantized."""
-        settings = self._settings(ranges, quantized)
-        for sample in samples:
-            made = self.run({**sample, **settings})
+        for made in self._runs(samples, ranges, quantized):
             yield {name: numpy.array(made[name]) for name in self.outputs}
+
+    def read(
+        self, samples: Sequence[Run], ranges: Mapping[str, Range], quantized: Sequence[str]
+    ) -> Iterator[dict[str, Array]]:
+        """The tensors that products read, before they are rounded themselves; otherwise as
+        :meth:`results`.
+        """
+        for made in self._runs(samples, ranges, quantized):
+            yield {name: numpy.array(made[o]) for name, o in self.switched.observed.items()}
+
+    def _runs(
+        self, samples: Sequence[Run], ranges: Mapping[str, Range], quantized: Sequence[str]
+    ) -> Iterator[Mapping[str, Array]]:
+        settings = self._settings(ranges, quantized)
+        return (self.run({**sample, **settings}) for sample in samples)
 
     def _settings(self, ranges: Mapping[str, Range], quantized: Sequence[str]) -> dict[str, Array]:
         any_range = Range(0.0, 1.0)

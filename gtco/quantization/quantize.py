@@ -18,7 +18,7 @@ from gtco.quantization.observers import OBSERVERS, Range
 from gtco.quantization.products import Product, products_of
 from gtco.quantization.reading import input_specs, read_model
 from gtco.quantization.report import Layer, QuantizationReport, QuantizedModel, Tried
-from gtco.quantization.sensitivity import Trial, sensitivities, within_budget
+from gtco.quantization.sensitivity import Trial, arriving, sensitivities, within_budget
 from gtco.quantization.smoothing import STRENGTHS, smoothed
 from gtco.quantization.verdict import OutputVerdict, compare
 from gtco.support.errors import guarded
@@ -32,6 +32,7 @@ Progress = Callable[[str, float | None, Any], None]
 
 CHOICES = 32  # runs by which observers and strengths are compared, at most
 ALONE = 16  # runs by which each product alone is judged, at most
+READ = 4  # runs by which what products read is judged, at most
 _MUCH = 0.1  # a relative error that a note is for
 MAX_DROP = "max-drop"
 
@@ -188,6 +189,9 @@ class Quantizer:
         model = insert(found.model, quantized, found.ranges)
         onnx.checker.check_model(model)
         with self.phase("verdict") as say:
+            say("what arrives at each product")
+            names = [p.output for p in quantized]
+            arrives = arriving(board, _some(self.samples.held_out, READ), found.ranges, names)
             outputs = self.verdict(model, held_out, say)
             say("; ".join(map(_said, outputs[:3])))
         layers = [
@@ -197,6 +201,7 @@ class Quantizer:
                 p.kind,
                 operations[p.output],
                 alone.get(p.output),
+                arrives.get(p.tensor),
                 MAX_DROP if p.output in kept else p.float_because,
             )
             for p in found.products

@@ -26,6 +26,8 @@ class Layer:
     - ``operations``: multiplications and additions of a run
     - ``sensitivity``: the relative error of the outputs if this product alone is quantized; None if
       it was not asked
+    - ``input_error``: the relative error of the tensor that it reads in the quantized model, before
+      that is rounded for this product; None if it was not looked at
     - ``float_because``: why it stays in float; "" if it is quantized
     """
 
@@ -34,6 +36,7 @@ class Layer:
     kind: str
     operations: int
     sensitivity: float | None
+    input_error: float | None
     float_because: str
 
     def to_json(self) -> dict[str, Any]:
@@ -43,6 +46,7 @@ class Layer:
             "kind": self.kind,
             "operations": self.operations,
             "sensitivity": self.sensitivity,
+            "input_error": self.input_error,
             "precision": "float32" if self.float_because else "int8",
             "float_because": self.float_because or None,
         }

@@ -50,6 +50,19 @@ def sensitivities(
     return found
 
 
+def arriving(
+    board: Switchboard,
+    samples: Sequence[Run],
+    ranges: Mapping[str, Range],
+    quantized: Sequence[str],
+) -> dict[str, float]:
+    """The error of each tensor that products read, with all of ``quantized``: what the layers
+    before have lost together.
+    """
+    plain = board.read(samples, {}, ())
+    return {v.name: v.error for v in compare(plain, board.read(samples, ranges, quantized))}
+
+
 @dataclass(frozen=True)
 class Kept:
     """The outputs of the products that stay in float, and the error that this leaves."""
