@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from gtco.cli import arguments, tuning_tables
-from gtco.cli.console import Phases, milliseconds, say, show, size
+from gtco.cli.console import Phases, milliseconds, say, show, size, text
 from gtco.cli.outputs import check_free, libraries
 from gtco.cli.quantize_command import show_quantization
 from gtco.cli.report_command import check_report, write_report
 from gtco.cli.tables import Table
 from gtco.runtime.publish import weights_beside
 from gtco.support.errors import VerificationError
+
+MOST_LOSSES = 10  # stages that are shown
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -58,6 +60,12 @@ def add_made(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare with ONNX Runtime on random and adversarial inputs; float64 decides where "
         "they differ",
+    )
+    parser.add_argument(
+        "--verify-layers",
+        action="store_true",
+        help="compare the output of every stage with the graph in float32, and show what each "
+        "stage loses (for CPUs; with --report as a heat map)",
     )
     parser.add_argument(
         "--report",
@@ -126,6 +134,7 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
             reports = compile_to_files(
                 [(model, output, None) for model, output in zip(models, outputs, strict=True)],
                 verify=options.verify,
+                verify_layers=options.verify_layers,
                 dump=options.dump,
                 **arguments.compile_options(options),
                 progress=progress,
@@ -187,10 +196,35 @@ def summary(output: Path, report: Any) -> None:
             if name:
                 say(f"{name}:")
             show_verification(one.verification)
+    if report.losses is not None:
+        show_losses(report.losses, report.stages)
     if changed := [stage for stage in report.tuning if stage["first"] != stage["last"]]:
         show(tuning_tables.changed(changed))
     for note in report.notes:
         say(f"note: {note}")
+
+
+def show_losses(losses: Any, stages: Sequence[Any]) -> None:
+    """Prints the stages that lose most by themselves."""
+
+    def percent(error: float | None) -> str:
+        return "-" if error is None else f"{100 * error:.2g} %"
+
+    worst = sorted(losses.stages, key=lambda s: -(s.own or 0.0))[:MOST_LOSSES]
+    table = Table(f"what stages lose, of {losses.reference}; the most by itself first")
+    table.column("stage", right=True)
+    table.column("", least=12)
+    table.column("operators", least=16)
+    table.column("by itself", right=True)
+    table.column("with all before it", right=True)
+    for loss in worst:
+        stage = stages[loss.stage]
+        own, accumulated = percent(loss.own), percent(loss.accumulated)
+        operators = text(stage["operators"], "+")
+        table.row(str(loss.stage), stage["name"], operators, own, accumulated)
+    show(table)
+    for why in losses.left_out:
+        say(why)
 
 
 def show_verification(report: Any) -> None:

@@ -135,7 +135,13 @@ class CpuBackend(Backend):
                     f"{option} is for GPUs (--target cuda:...), and '{name}' is a CPU: leave it out"
                 )
 
-        if options.verify and not self.isa.here and emulator_of(self.isa) is None:
+        if options.verify_layers and (range_of(options.dims) or len(choices(options.dims)) > 1):
+            raise OptionError(
+                "--verify-layers (verify_layers=True) compares a library of one shape: give each "
+                "dimension one size"
+            )
+        verifies = options.verify or options.verify_layers
+        if verifies and not self.isa.here and emulator_of(self.isa) is None:
             raise OptionError(
                 f"--verify (verify=True) runs the library, and '{name}' is for {self.isa.name}, "
                 f"which this machine is not: install {self.isa.emulator} (Debian, Ubuntu: apt "
@@ -196,6 +202,11 @@ class GpuBackend(Backend):
         if options.precision == "int8":
             raise OptionError(
                 f"precision int8 is for CPUs, and '{self.machine.name}' is a GPU: compile for fp16"
+            )
+        if options.verify_layers:
+            raise OptionError(
+                "--verify-layers (verify_layers=True) compares libraries for CPUs, and "
+                f"'{self.machine.name}' is a GPU: leave it out; --verify compares the outputs"
             )
         if options.threads:
             raise OptionError(

@@ -34,7 +34,7 @@ FORMAT = 1  # of the entries; raise it when their contents change
 # These change nothing in the library: how many processes work, what is written beside it, and what
 # is checked afterwards. The contents of a file of records count, not its name.
 # Which machines measured is in the target.
-NO_MATTER = ("workers", "dump", "verify", "cache", "records", "farm", "farm_kind")
+NO_MATTER = ("workers", "dump", "verify", "verify_layers", "cache", "records", "farm", "farm_kind")
 PACKAGES = (
     "apache-tvm apache-tvm-ffi numpy ml_dtypes onnx onnxsim networkx torch onnxscript onnx-ir "
     "xgboost-cpu nvidia-cuda-nvrtc"

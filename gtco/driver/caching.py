@@ -23,10 +23,11 @@ KEPT = "stages notes rejections predicted_seconds launches weights_bytes arena_b
 
 def cache_of(options: CompileOptions, effort: Tune | None) -> LibraryCache | None:
     """The cache. None if the user wants none, or if the compile has other results beside the
-    library: a dump, or measurements that it adds to a file of records.
+    library: a dump, what its stages lose, or measurements that it adds to a file of records.
     """
     adds_records = effort is not None and options.records is not None
-    if not options.cache or options.dump is not None or adds_records:
+    beside = options.dump is not None or options.verify_layers or adds_records
+    if not options.cache or beside:
         return None
     limit = cache_bytes()
     return LibraryCache(cache_folder() / "libraries", limit) if limit else None

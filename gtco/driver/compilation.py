@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
@@ -82,6 +85,7 @@ class Compilation:
         self.graph: Graph  # what the stages are of, some movement copied
         self.found: Partition
         self.lowered: Graph | None = None  # before any rewrite, where shared.compared
+        self.plain: Graph | None = None  # before it is rounded, where verify_layers asks for it
         self.generated: Generated
         self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
         self.launching: Launching | None = None  # of a model for GPUs
@@ -140,10 +144,14 @@ class Compilation:
 
     def finish(self, folder: Path) -> None:
         """The library, made in ``folder`` and compared where that is asked for."""
+        # linking takes the constants out of the graph
+        kept = self.graph.copy() if self.options.verify_layers else None
         with self.phase("link") as say:
             library = self.link(folder)
             say(self.memory())
         self.verify(library)
+        if kept is not None:
+            self.verify_layers(kept)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -280,6 +288,8 @@ class Compilation:
         from gtco.graph.precision import narrow_operands
         from gtco.graph.rewrites.fold_constants import fold_constants
 
+        if self.options.verify_layers:
+            self.plain = graph.copy()
         if self.options.precision == "fp32" and not self.float16:
             return graph
         if self.options.precision != "fp32":
@@ -458,6 +468,30 @@ class Compilation:
                 )
             found.check()
             say(str(found).splitlines()[0])
+
+    def verify_layers(self, graph: Graph) -> None:
+        """Compares the output of every stage with the graph in float32, through a library of the
+        same kernels that gives them all. ``graph`` is that of the library, with its constants.
+        """
+        from gtco.driver.layers import IDS, compared, losses, with_outputs
+        from gtco.verification.cases import usual
+
+        assert self.plain is not None
+        stages = self.generated.stages
+        with (
+            self.phase("layers") as say,
+            tempfile.TemporaryDirectory(prefix="gtco-layers-") as folder,
+        ):
+            kept, left_out = compared(stages)
+            artifact = self.artifact("layers", with_outputs(graph, kept), self.generated)
+            library = build_artifact(artifact, Path(folder), Path(folder, "layers.so"))
+            with self.opened_library(library, None) as compiled:
+                ranges = {spec.name: IDS for spec in compiled.inputs}
+                given = usual(compiled.inputs, np.random.default_rng(0), None, ranges)
+                made = compiled.run(given)
+            self.report.losses = losses(graph, self.plain, stages, given, made, left_out)
+            self.plain = None
+            say(str(self.report.losses))
 
     def opened_library(self, library: Path, sizes: Mapping[str, int] | None) -> Any:
         """The library, to be run: here, or in an emulator if it is for another kind of CPU."""

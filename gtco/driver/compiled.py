@@ -10,6 +10,7 @@ from gtco.runtime.module import Model
 from gtco.tuning.view import View
 
 if TYPE_CHECKING:
+    from gtco.driver.layers import StageLosses
     from gtco.quantization.report import QuantizationReport
     from gtco.tuning.whole import ModelVerdict
 
@@ -33,6 +34,7 @@ class CompileReport:
       empty. ``tuning``, ``tuned`` and ``settled`` are only of this compile.
     - ``quantization``: with precision ``int8``, how the model was quantized and what it lost;
       otherwise None.
+    - ``losses``: what each stage loses (``verify_layers``); otherwise None.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -52,6 +54,7 @@ class CompileReport:
     variants: dict[str, CompileReport] = field(default_factory=dict)
     cached: str = ""
     quantization: QuantizationReport | None = None
+    losses: StageLosses | None = None
 
     @property
     def seconds(self) -> float:

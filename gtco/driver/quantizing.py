@@ -78,7 +78,9 @@ def all_quantized(
         reports.append(found.report)
     none = Quantization()
     plain = {name: getattr(none, name) for name in Quantization.__dataclass_fields__}
-    return made, replace(options, precision="fp32", data=None, **plain), reports
+    # the reports have what each product loses
+    chosen = replace(options, precision="fp32", data=None, verify_layers=False, **plain)
+    return made, chosen, reports
 
 
 def _check_sizes(model: Any, options: CompileOptions) -> None:

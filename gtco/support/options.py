@@ -209,6 +209,9 @@ class CompileOptions:
     - ``workers``: processes that generate code, 0 for one per core
     - ``dump``: the folder for one readable file per phase
     - ``verify``: compare with the source model
+    - ``verify_layers``: compare the output of every stage with the graph in float32, through a
+      second library that gives them all. Only for CPUs and one shape. With ``int8`` the report has
+      what each product loses without this, and it does nothing
     - ``strict``: a failure that gtco would work around (of a rewrite, a sketch or a build) is an
       error instead of a note
     - ``tune``: ``off``; ``quick`` times the best few candidates of the heaviest stages on this
@@ -241,6 +244,7 @@ class CompileOptions:
     workers: int = 0
     dump: Path | None = None
     verify: bool = False
+    verify_layers: bool = False
     strict: bool = False
     tune: str | Tune = "off"
     policy: str = "analytic"
@@ -327,6 +331,7 @@ class CompileKeywords(TypedDict, total=False):
     workers: int | None
     dump: str | os.PathLike[str] | None
     verify: bool | None
+    verify_layers: bool | None
     strict: bool | None
     tune: Literal["off", "quick", "full"] | str | Tune | None
     policy: Literal["analytic", "language-model"] | str | None

@@ -34,6 +34,7 @@ class Report:
     variants: ClassVar = {}
     cached: str = ""
     quantization: None = None
+    losses: None = None
 
 
 class Model:

@@ -17,9 +17,9 @@ from tests.cli.stand_ins import Report, compiler
 
 def test_compile_hands_on_every_option(compiler, capsys):
     argv = (
-        "compile m.onnx -o out/v.so --target znver4 --precision bf16 --threads 3 --verify --dump d "
-        "--shape batch=2 --shape h=224 --dim w=8,9 --no-simplify --simplify-timeout 9 "
-        "--workers 2 --strict --no-cache --policy language-model"
+        "compile m.onnx -o out/v.so --target znver4 --precision bf16 --threads 3 --verify "
+        "--verify-layers --dump d --shape batch=2 --shape h=224 --dim w=8,9 --no-simplify "
+        "--simplify-timeout 9 --workers 2 --strict --no-cache --policy language-model"
     ).split()
     assert cli.main(argv) == 0
     model, output, options = compiler.calls[0]
@@ -33,6 +33,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
         "untrusted": False,
         "threads": 3,
         "verify": True,
+        "verify_layers": True,
         "dump": Path("d"),
         "shapes": {"batch": 2, "h": 224},
         "dims": {"w": [8, 9]},
@@ -64,6 +65,7 @@ def test_compile_defaults(compiler):
         "untrusted": False,
         "threads": 0,
         "verify": False,
+        "verify_layers": False,
         "dump": None,
         "shapes": None,
         "dims": None,
