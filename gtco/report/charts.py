@@ -1,10 +1,10 @@
 """The charts of a report as Vega-Lite's specifications: where the time goes, the arena over
-time, errors, and the times of two libraries.
+time, errors, what layers lose, and the times of two libraries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gtco.report.drawing import LABELS, WIDTH, colour, time_text
@@ -14,6 +14,7 @@ from gtco.report.text import TIMES, middle, milliseconds, nbytes
 from gtco.tensor.operators import INJECTIVE, OPERATORS
 
 MOST_BARS = 14
+HEAT = 6  # colours of a heat map
 SIDES = ["before", "after"]
 
 
@@ -298,6 +299,78 @@ def errors(verification: Mapping[str, Any]) -> dict[str, Any]:
             },
         ],
     }
+
+
+def losses(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What each layer loses, as a heat map: a column for each layer, a row for each measure."""
+    numbered = all(layer["stage"] is not None for layer in found["layers"])
+    steps = heat_steps(e for layer in found["layers"] for e in layer["errors"] if e)
+    labels = [error_text(high) for high in steps]
+    rows = []
+    for place, layer in enumerate(found["layers"]):
+        for measure, error in zip(found["measures"], layer["errors"], strict=True):
+            known = next((n for n, high in enumerate(steps) if error and error <= high), 0)
+            rows.append(
+                {
+                    "place": layer["stage"] if numbered else place,
+                    "measure": measure["name"],
+                    "most": "not known" if error is None else labels[known],
+                    "text": f"{middle(layer['name'], 60)}, {measure['name']}: {error_text(error)}",
+                    **({"href": f"#stage-{layer['stage']}"} if layer["stage"] is not None else {}),
+                }
+            )
+    colours = [f"var(--heat{n})" for n in range(HEAT)]
+    if any(row["most"] == "not known" for row in rows):
+        labels, colours = [*labels, "not known"], [*colours, "var(--grid)"]
+    places = [row["place"] for row in rows]
+    least, most = min(places, default=0), max(places, default=0)
+    for row in rows:
+        row["from"], row["to"] = row["place"] - 0.5, row["place"] + 0.5
+    return {
+        "width": WIDTH - 130,
+        "height": {"step": 40},
+        "data": {"values": rows},
+        "mark": {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 0.6},
+        "encoding": {
+            "x": {
+                "field": "from",
+                "type": "quantitative",
+                "title": f"{'stages' if numbered else 'products'} in the order in which they run",
+                "scale": {"domain": [least - 0.5, most + 0.5], "nice": False},
+                "axis": {"grid": False, "format": "d", "tickMinStep": 1},
+            },
+            "x2": {"field": "to"},
+            "y": {
+                "field": "measure",
+                "type": "nominal",
+                "sort": [measure["name"] for measure in found["measures"]],
+                "axis": LABELS,
+            },
+            "color": {
+                "field": "most",
+                "type": "nominal",
+                "scale": {"domain": labels, "range": colours},
+                "legend": {"symbolStrokeWidth": 0, "title": "error, at most"},
+            },
+            "href": {"field": "href"},
+            "description": {"field": "text"},
+        },
+    }
+
+
+def heat_steps(errors: Iterable[float]) -> list[float]:
+    """The upper ends of the colours of a heat map, each so many times the one before. The lowest
+    colour has the smallest quarter of the errors, and whatever is far below the largest.
+    """
+    ranked = sorted(errors) or [1.0]
+    most, low = ranked[-1], ranked[len(ranked) // 4]
+    ratio = min(max((most / low) ** (1 / (HEAT - 1)), 1.25), 3.0)
+    return [most / ratio**n for n in reversed(range(HEAT))]
+
+
+def error_text(error: float | None) -> str:
+    """An error in percent: ``0.21 %``."""
+    return "not known" if error is None else f"{100 * error:.2g} %"
 
 
 def compared(rows: Sequence[tuple[str, float, float]]) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-FORMAT, VERSION = "gtco-report", 1
+from gtco.tensor.loops import Line
+
+FORMAT, VERSION = "gtco-report", 2
 
 Place = Literal["input", "weight", "stage", "output"]
 
@@ -85,7 +87,8 @@ class StageFacts:
     - ``share``: its part of the time of a run, measured if that is known, else predicted;
     - ``roofline``: ``bound`` over the time;
     - ``peak``: FLOP/s over the peak of its number format;
-    - ``launch``: how a kernel of a CPU or a GPU is called, by the name of the number.
+    - ``launch``: how a kernel of a CPU or a GPU is called, by the name of the number;
+    - ``loops``: of the kernel, outermost first; none for GPUs, and in libraries of older versions.
     """
 
     number: int
@@ -111,6 +114,7 @@ class StageFacts:
     roofline: float | None
     peak: float | None
     launch: Mapping[str, Any]
+    loops: tuple[Line, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -178,7 +182,8 @@ class Machine:
 class ModelFacts:
     """One variant of a library: the model at one choice of sizes.
 
-    - ``verification``, ``tuning``: None if the report was not made by a compile that did them.
+    - ``verification``, ``losses`` (of the layers), ``tuning``: None if the report was not made by a
+      compile that did them.
     """
 
     sizes: Mapping[str, int]
@@ -192,6 +197,7 @@ class ModelFacts:
     measurement: Measurement | None
     unmeasured: str
     verification: Mapping[str, Any] | None = None
+    losses: Mapping[str, Any] | None = None
     tuning: Mapping[str, Any] | None = None
 
     @property

@@ -24,6 +24,7 @@ from gtco.runtime.plan import DTYPES
 from gtco.runtime.publish import weights_beside
 from gtco.runtime.variants import choose, described_variants
 from gtco.support.errors import ArtifactError
+from gtco.tensor.loops import Line
 
 # of a buffer that no stage wrote
 PLACES: Mapping[str, Place] = {"input": "input", "weight": "weight"}
@@ -74,7 +75,7 @@ def model_facts(variant: Mapping[str, Any], metadata: Mapping[str, Any]) -> Mode
     steps: Sequence[Mapping[str, Any]] = variant["steps"]
     wired = wires(steps)
     stages = tuple(
-        stage_facts(number, step, inputs, output, metadata["target"])
+        stage_facts(number, step, inputs, output, metadata)
         for number, (step, (inputs, output)) in enumerate(zip(steps, wired, strict=True))
     )
     readers: dict[int, list[int]] = {}
@@ -142,9 +143,9 @@ def stage_facts(
     step: Mapping[str, Any],
     inputs: tuple[Tensor, ...],
     output: Tensor,
-    target: Mapping[str, Any],
+    metadata: Mapping[str, Any],
 ) -> StageFacts:
-    config = step["schedule"]
+    config, target = step["schedule"], metadata["target"]
     kinds = step["operators"]
     nodes = step.get("nodes") or [""] * len(kinds)
     results = step.get("results") or [""] * len(kinds)
@@ -175,6 +176,7 @@ def stage_facts(
         roofline=None,
         peak=None,
         launch={name: step[name] for name in names if name in step},
+        loops=tuple(map(Line.from_json, metadata.get("loops", {}).get(step["kernel"], ()))),
     )
 
 

@@ -18,7 +18,7 @@ from gtco.report.facts import Facts, ModelFacts, StageFacts
 from gtco.report.families import family
 from gtco.report.graph import Picture, picture
 from gtco.report.roofline import roofline
-from gtco.report.words import sketch_words
+from gtco.report.words import loops_source, sketch_words
 from gtco.support.errors import BuildError, installing
 from gtco.support.sizes import said
 from gtco.support.version import __version__
@@ -28,7 +28,9 @@ NEEDED = {"vl_convert": "vl-convert-python", "fast_sugiyama": "fast-sugiyama", "
 MOST_VARIANTS = 3  # that a page shows in full
 HEAVIEST = 8
 MOST_BYTES = 3_000_000  # what mail takes and a browser opens at once
-NAMES = (1000, 72, 36)  # characters of a name: fewer where the page would have more bytes
+# Where the page would have more bytes: are equal kernels' loops there once, and how many characters
+# has a name?
+SHORTER = ((False, 1000), (True, 1000), (True, 72), (True, 36))
 
 
 def check_installed() -> None:
@@ -61,7 +63,31 @@ class View:
     roofline: str
     memory: str
     errors: str
+    losses: str
     picture: Picture
+
+    @property
+    def lost(self) -> dict[int, list[tuple[Mapping[str, str], str]]]:
+        """By stage each measure with the error of its layer; of several layers the largest one."""
+        found: dict[int, list[tuple[Mapping[str, str], str]]] = {}
+        if (losses := self.model.losses) is None:
+            return found
+        errors: dict[int, list[list[float | None]]] = {}
+        for layer in losses["layers"]:
+            if layer["stage"] is not None:
+                errors.setdefault(layer["stage"], []).append(layer["errors"])
+        for stage, every in errors.items():
+            for measure, ones in zip(losses["measures"], zip(*every, strict=True), strict=True):
+                most = max((one for one in ones if one is not None), default=None)
+                found.setdefault(stage, []).append((measure, charts.error_text(most)))
+        return found
+
+    @property
+    def same_loops(self) -> dict[int, int]:
+        """For each stage whose kernel an earlier stage has, the number of the first such stage."""
+        first: dict[str, int] = {}
+        found = {s.number: first.setdefault(s.kernel, s.number) for s in self.model.stages}
+        return {number: of for number, of in found.items() if of != number}
 
 
 def page(facts: Facts) -> str:
@@ -74,7 +100,7 @@ def page(facts: Facts) -> str:
     heaviest = sorted(shown[0].stages, key=lambda s: -s.seconds)[:HEAVIEST]
     longest = {id(s): max(s.seconds for s in one.stages) for one in shown for s in one.stages}
     drawn = ""
-    for names in NAMES:
+    for short, names in SHORTER:
         drawn = render(
             "report.html.j2",
             title=f"{facts.name}: gtco report",
@@ -84,6 +110,7 @@ def page(facts: Facts) -> str:
             hidden=len(facts.models) - len(shown),
             longest=longest,
             units="multiprocessors" if facts.target.startswith("cuda") else "threads",
+            short=short,
             names=names,
         )
         if len(drawn.encode()) < MOST_BYTES:
@@ -134,6 +161,14 @@ def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
             charts.errors(found), f"{prefix}errors", "Relative errors of every output in every case"
         )
         if found and drawn
+        else "",
+        losses=draw(
+            charts.losses(model.losses),
+            f"{prefix}losses",
+            f"Heat map: what each of {len(model.losses['layers'])} layers loses, in the order in "
+            "which they run; the table below has the same figures",
+        )
+        if model.losses and model.losses["layers"]
         else "",
         picture=picture(model),
     )
@@ -220,7 +255,7 @@ def unattributed(model: ModelFacts) -> str:
 def render(
     template: str,
     longest: Mapping[int, float] | None = None,
-    names: int = NAMES[0],
+    names: int = SHORTER[0][1],
     **values: Any,
 ) -> str:
     """The page of a template. ``longest``: by a stage's id the seconds of its model's longest
@@ -242,6 +277,7 @@ def render(
     environment.filters |= {
         "capitalize_first": lambda value: value[:1].upper() + value[1:],
         "changes": lambda first, last: "; ".join(changed_choices(first, last)),
+        "error_text": charts.error_text,
         "error": lambda value: text.NONE if value is None else f"{value:.2e}",
         "family": family,
         "family_class": lambda stage: family(stage).replace("-", ""),
@@ -249,6 +285,7 @@ def render(
         "heat": heat,
         "launch_name": lambda name: LAUNCH.get(name, name),
         "launch_value": launch_value,
+        "loops_source": loops_source,
         "middle": text.middle,
         "ms": text.milliseconds,
         "name": lambda value: text.middle(value, names),

@@ -1,4 +1,4 @@
-"""Configs, instruction sets and layouts in words."""
+"""Configs, instruction sets, layouts and loops in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gtco.machine.isa import ISAS, X86_64
-from gtco.report.facts import Decision
+from gtco.report.facts import Decision, StageFacts
 from gtco.tensor.intrinsics.table import Kind, MicroKernel
 
 SKETCHES = {
@@ -144,6 +144,17 @@ def _words(name: str, value: Any, config: Mapping[str, Any], target: Mapping[str
         pieces = "1 piece" if value == 1 else f"{value} pieces"
         return _NUMBERS[name].format(pieces if "cut into" in _NUMBERS[name] else value)
     return _TEXTS.get(name, "")
+
+
+def loops_source(stage: StageFacts) -> str:
+    """Where a stage's loops come from, or why there are none."""
+    if "grid" in stage.launch:
+        return "No nest is described for kernels of GPUs: gtco compile --dump has their CUDA C++."
+    if not stage.loops:
+        return "No nest is described: the library was made by an older gtco."
+    if stage.sketch == "gemm":
+        return "The product's nest, C = A x B. An arrow says where a value goes."
+    return "The program's loops, and what they store: an arrow says where."
 
 
 def sketch_words(sketch: str) -> str:

@@ -167,9 +167,26 @@ def test_screen_readers_hear_of_every_stage(tab, files, made):
         assert any(name.startswith(f"Stage {stage.number}, {stage.name}:") for name in links)
         assert stage.name in links, "the table's"
     images = [name for role, name in names if role in ("image", "img")]
-    assert len(images) == 5 and all(len(name) > 30 for name in images)
+    assert len(images) == 6 and all(len(name) > 30 for name in images)
     tables = [name for role, name in names if role == "table"]
     assert any("Every stage" in name for name in tables)
+
+
+def test_loops_are_nested_lists_and_a_cell_of_the_heat_map_opens_its_stage(tab, files, made):
+    last = len(made.facts.models[0].stages) - 1
+    tab.open(files["report"])
+    cell = "[...document.querySelectorAll('#layers ~ .scroll svg a')]"
+    assert tab.evaluate(f"{cell}.length") == 2 * (last + 1)
+    tab.evaluate(f"{cell}.find(a => a.getAttribute('href') === '#stage-{last}').dispatchEvent("
+                 "new MouseEvent('click', {bubbles: true, cancelable: true}))")
+    tab.wait(f"{SHOWN}.join() === 'stage-{last}'")
+    deepest = max(line.depth for line in made.facts.models[0].stages[last].loops)
+    lists = " ".join(["ul.loops"] * (deepest + 1))
+    assert tab.evaluate(f"document.querySelector('.stage:target {lists}') !== null")
+    nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+    names = [node.get("name", {}).get("value", "") for node in nodes if not node["ignored"]]
+    assert any(name.startswith("Heat map: what each") for name in names)
+    assert any(name.startswith("What layers lose, as a table") for name in names)
 
 
 def test_boxes_of_the_graph_do_not_overlap(tab, files):

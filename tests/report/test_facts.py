@@ -59,7 +59,19 @@ def test_the_json_has_the_numbers_of_inspect(made, capsys):
 def test_the_schema_itself_is_one():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     with pytest.raises(jsonschema.ValidationError):
-        valid({"format": "gtco-report", "version": 1})
+        valid({"format": "gtco-report", "version": 2})
+
+
+def test_stages_have_their_loops(made):
+    (model,) = made.facts.models
+    gemm = next(s for s in model.stages if s.sketch == "gemm")
+    task, *inner = gemm.loops
+    assert task.runs == "threads" and task.extent == gemm.launch["tasks"] and task.depth == 0
+    assert any(line.loop == "k" and line.runs == "registers" for line in inner)
+    for stage in model.stages:
+        assert any("-> output" in line.text for line in stage.loops), stage.name
+    for kernel in {stage.kernel for stage in model.stages}:
+        assert len({stage.loops for stage in model.stages if stage.kernel == kernel}) == 1
 
 
 def test_stages_have_the_nodes_of_the_model(made):
@@ -244,6 +256,7 @@ def test_libraries_of_older_versions(made):
     """Without names of nodes and tensors there are still stages and what they read."""
     metadata = read_metadata(made.library)
     new = ("nodes", "results", "tensors", "packed", "layout")
+    metadata = {name: value for name, value in metadata.items() if name != "loops"}
     steps = [{k: v for k, v in step.items() if k not in new} for step in metadata["steps"]]
     older = model_facts({**metadata, "steps": steps}, metadata)
     now = made.facts.models[0]
@@ -262,6 +275,7 @@ def test_a_library_that_no_compile_made_is_refused(library, capsys):  # noqa: F8
 
 def test_the_page_of_docs_names_every_field(root):
     text = (root / "docs" / "report.md").read_text()
-    for kind in ("report", "machine", "model", "measurement", "stage", "timing", "row"):
+    kinds = "report machine model measurement stage line losses measure layer timing row"
+    for kind in kinds.split():
         missing = [n for n in SCHEMA["$defs"][kind]["properties"] if f"`{n}`" not in text]
         assert set(missing) <= {"format", "version"}, (kind, missing)

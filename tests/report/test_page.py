@@ -6,17 +6,21 @@ import re
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
 from gtco import cli
+from gtco.quantization.report import Layer, QuantizationReport
 from gtco.report import page as page_module
+from gtco.report.charts import HEAT, error_text, heat_steps
 from gtco.report.compiled import with_report
 from gtco.report.difference import difference
 from gtco.report.facts import Facts, Measurement, Timing
 from gtco.report.gather import judged
-from gtco.report.page import MOST_BYTES, TEMPLATES, difference_page, page
+from gtco.report.page import MOST_BYTES, TEMPLATES, difference_page, page, view
 from gtco.report.text import count, middle, milliseconds, percent
+from gtco.support.options import Quantization
 
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 
@@ -115,7 +119,74 @@ def test_every_stage_is_reached_from_the_graph_the_charts_and_the_table(made):
     words = "unattributed", "of the roofline", "99th percentile", "AVX", "Agrees with ONNX Runtime"
     for word in (*words, *(d["case"] for d in model.verification["differences"])):
         assert word in seen.text, word
-    assert seen.tags["svg"] == 6 and seen.tags["table"] == 2 and seen.tags["h1"] == 1
+    assert seen.tags["svg"] == 7 and seen.tags["table"] == 3 and seen.tags["h1"] == 1
+
+
+def test_the_loops_of_every_stage_are_nested_lists(made):
+    facts = timed(made.facts)
+    seen = check(page(facts))
+    (model,) = facts.models
+    for stage in model.stages:
+        assert stage.loops and stage.loops[0].code in seen.text
+        for line in stage.loops:
+            said = line.code if line.extent is None else line.text
+            assert " ".join(said.split()) in seen.text
+    assert "The product's nest" in seen.text and "The program's loops" in seen.text
+    inner = sum(
+        line.depth > before.depth
+        for stage in model.stages
+        for before, line in pairwise(stage.loops)
+    )
+    text = page(facts)
+    assert text.count('<ul class="loops">') == inner + len(model.stages)
+    older = replace(model, stages=tuple(replace(s, loops=()) for s in model.stages))
+    assert "made by an older gtco" in check(page(replace(facts, models=(older,)))).text
+
+
+def test_what_layers_lose_is_a_heat_map_and_a_table(made):
+    facts = with_report(timed(made.facts), made.report)
+    seen = check(page(facts))
+    losses = facts.models[0].losses
+    assert [layer["stage"] for layer in losses["layers"]] == [
+        stage.number for stage in facts.models[0].stages
+    ]
+    worst = max(error for layer in losses["layers"] for error in layer["errors"])
+    assert worst < 1e-6, "float32"
+    words = "by the stage alone", "standard normal inputs", "error, at most"
+    for text in (error_text(worst), *words):
+        assert text in seen.text, text
+    assert "--verify-layers" in check(page(timed(made.facts))).text
+
+
+def test_losses_of_a_quantized_model(made, monkeypatch):
+    """Of a product whose node a stage has, of one that has none, and of one in float."""
+    named = made.facts.models[0].stages[-1].operators[-1].node
+    products = [("head", named, 0.02, 0.01, ""), ("gone", "gone", 1e-4, None, "")]
+    rows = [
+        Layer(label, node, "MatMul", 1, alone, reads, why)
+        for label, node, alone, reads, why in (*products, ("first", "f", None, None, "excluded"))
+    ]
+    found = QuantizationReport(Quantization(), 24, 8, "mse", 0.0, [], rows, [], {})
+    facts = with_report(made.facts, replace(made.report, losses=None, quantization=found))
+    losses = facts.models[0].losses
+    last = len(facts.models[0].stages) - 1
+    assert [(layer["name"], layer["stage"]) for layer in losses["layers"]] == [
+        ("head", last),
+        ("gone", None),
+    ]
+    seen = check(page(facts))
+    for text in ("1 products stay in float", "not known", "0.01 %", "products in the order"):
+        assert text in seen.text, text
+    assert view(facts, facts.models[0], "").lost[last][0][1] == "2 %"
+
+
+def test_colours_of_a_heat_map():
+    assert heat_steps([1e-3] * 8)[-1] == 1e-3
+    wide = heat_steps([1e-9, 1e-3, 2e-3, 4e-3, 8e-3])
+    assert len(wide) == HEAT and wide[-1] == 8e-3 and 0.9e-3 < wide[0] < 1.1e-3
+    assert heat_steps([])[-1] == 1.0
+    assert all(1.2 < b / a < 3.1 for a, b in pairwise(wide))
+    assert error_text(0.0021) == "0.21 %" and error_text(None) == "not known"
 
 
 def test_the_same_facts_are_the_same_page(made):
