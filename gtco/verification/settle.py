@@ -39,8 +39,9 @@ class Bound:
 
 # By the precision of the compiled model. fp32 against fp32: sums in another order, and a few
 # roundings of 2^-24, which the sums of a deep model lose in any order. bf16: every operand of every
-# product is off by up to 2^-9, so a sum that nearly cancels has the error of its terms. fp16: an
-# eighth of that; beyond 65504 values are infinite, which is a failure like any other.
+# product is off by up to 2^-8, on average by less than half of that, so a sum that nearly cancels
+# has the error of its terms. fp16: an eighth of that; beyond 65504 values are infinite, which is a
+# failure like any other.
 BOUNDS = {
     "fp32": Bound(1e-3, 2.0**-20),
     "bf16": Bound(0.1, 2.0**-9, 1.0),
