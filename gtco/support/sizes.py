@@ -125,7 +125,7 @@ def check_dims(dims: Any, shapes: Mapping[str, Any]) -> None:
     if len(ranges) > 1:
         raise OptionError(
             f"dims: {' and '.join(map(repr, ranges))} have ranges, and one dimension of a library "
-            f"can have one: give the others a size or a list of sizes. If they are one size, give "
+            f"can have one: give the others a list of sizes. If they are one size, give "
             f"them together, by input and axis: --dim x.0,y.0={dims[ranges[0]]}"
         )
     if (number := prod(lengths)) > MOST_VARIANTS:
