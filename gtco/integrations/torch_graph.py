@@ -78,6 +78,16 @@ class Facts:
     computed: tuple[int, ...]
 
 
+def alike(one: Facts, other: Facts) -> bool:
+    """True if a graph computes and writes the same, at sizes that may differ."""
+
+    def roles(facts: Facts) -> list[tuple[int | None, int | None, bool]]:
+        return [(result.argument, result.computed, result.is_view) for result in facts.results]
+
+    same = (one.written, one.computed) == (other.written, other.computed)
+    return same and roles(one) == roles(other)
+
+
 def constants_of(graph_module: Any, arguments: Sequence[Any]) -> tuple[int, ...]:
     """The numbers of the arguments that are parameters, buffers or other tensors of modules."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
