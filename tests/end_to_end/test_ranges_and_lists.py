@@ -24,6 +24,8 @@ from gtco.support.sizes import Range
 from tests.end_to_end.test_variants import convolution, named, random
 
 HIGH, HEIGHTS, WIDTHS = 6, (9, 16), (8, 11)
+# onnxsim takes most of the time of so small a compile
+PLAIN: dict[str, Any] = {"simplify": False}
 TABLE = 40 * 32 * 32  # elements of the weight that every plan reads in one layout
 
 
@@ -43,7 +45,7 @@ def images() -> onnx.ModelProto:
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[CompiledModel]:
     dims: dict[str, Any] = {"batch": f"1..{HIGH}", "height": HEIGHTS, "width": list(WIDTHS)}
-    with compile_model(images(), dims=dims, threads=2, verify=True) as model:
+    with compile_model(images(), dims=dims, threads=2, verify=True, **PLAIN) as model:
         yield model
 
 
@@ -115,7 +117,8 @@ def test_torch(tmp_path: Path) -> None:
     batch = Dim("batch", min=1, max=4)
     shapes: dict[str, Any] = {"input": {0: batch, 2: [7, 12]}}
     x = torch.randn(1, 3, 9, 9)
-    with compile_model(net, (x,), dynamic_shapes=shapes, threads=1, verify=True) as model:
+    options: dict[str, Any] = {"threads": 1, "verify": True, **PLAIN}
+    with compile_model(net, (x,), dynamic_shapes=shapes, **options) as model:
         assert model.dims == {"batch": Range(1, 4), "input.2": [7, 12]}
         for size, height in ((3, 7), (4, 12), (1, 7)):
             given = torch.randn(size, 3, height, 9)
@@ -129,7 +132,7 @@ def test_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(caching, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(caching, "cache_bytes", lambda: 10**9)
     dims: dict[str, Any] = {"batch": "1..2", "height": [5, 6], "width": 5}
-    options: dict[str, Any] = {"dims": dims, "threads": 1, "verify": True}
+    options: dict[str, Any] = {"dims": dims, "threads": 1, "verify": True, **PLAIN}
     first = compile_to_file(images(), tmp_path / "m.so", **options)
     again = compile_to_file(images(), tmp_path / "m.so", **options)
     assert not first.cached and again.cached
@@ -144,7 +147,7 @@ def test_models_and_options_that_it_refuses(tmp_path: Path) -> None:
     taken.graph.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, None))
     dims: dict[str, Any] = {"batch": "1..2", "height": [5, 6], "width": 5}
     with pytest.raises(ShapeError, match=r"--dim batch=1\.\.2: .*operator mean \(node over_all\)"):
-        compile_to_file(taken, out, dims=dims)
+        compile_to_file(taken, out, dims=dims, **PLAIN)
     many: dict[str, Any] = {"batch": "1..64", "height": [5, 6, 7], "width": [5, 6, 7]}
     with pytest.raises(OptionError, match=r"4 plans at each of the 9 choices .*, 36 in all, .* 32"):
         compile_to_file(images(), out, dims=many)
