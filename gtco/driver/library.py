@@ -116,10 +116,9 @@ class Library:
             run = self.compilations[number]
             assert run.lowered is not None
             graphs[self._samples(number)], run.lowered = run.lowered, None
-        if sum(size > 1 for size in graphs) < 2:  # sizes of 1 say nothing of where samples are
-            more = 2 * max(graphs)
-            graphs[more] = self._at({self.symbol: more, **others}).only_lowered(machine)
         key, sizes = self.range
+        for more in parts.proof_sizes(sizes, sorted(graphs)):
+            graphs[more] = self._at({self.symbol: more, **others}).only_lowered(machine)
         axes = parts.proven(self.symbol, f"{key}={sizes}", graphs)
         if self.axes and axes != self.axes:
             raise ShapeError(

@@ -24,6 +24,7 @@ MANY_CORES = 16  # from here on a part of 64 is tried too
 # Parts are left out while the range's sizes get slower by so much at most: on average, each.
 MEAN_LOSS, WORST_LOSS = 1.02, 1.06
 SAMPLED = 256  # sizes of a range whose prices are looked at
+MOST_PROVEN = 64  # the proof is asked at the range's last size too, or at about this many
 MOST_PLANS = 32  # parts of all choices of the other sizes, before some are left out
 
 
@@ -50,6 +51,19 @@ def check_plans(name: str, sizes: Range, choices: int) -> None:
             f"choices of the other sizes, {choices * parts} in all, and one library has at most "
             f"{MOST_PLANS}: give fewer sizes (--dim; in Python: dims), or compile several libraries"
         )
+
+
+def proof_sizes(sizes: Range, tried: Sequence[int]) -> list[int]:
+    """The sizes at which the proof is asked beside those of the parts ``tried``, ascending. A model
+    that takes the first 20 samples is the same as one that takes all, until there are more. And
+    two sizes above 1 are needed, because a size of 1 says nothing of where samples are.
+    """
+    base = tried[0]
+    last = sizes.high if sizes.high <= MOST_PROVEN else MOST_PROVEN // base * base
+    found = [last] if last > tried[-1] else []
+    while sum(size > 1 for size in (*tried, *found)) < 2:
+        found.append(2 * max(*tried, *found, 1))
+    return found
 
 
 def kept(sizes: Range, prices: Mapping[int, float]) -> list[int]:

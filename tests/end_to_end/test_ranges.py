@@ -20,7 +20,7 @@ import gtco
 from gtco.compiler import compile_model, compile_to_file
 from gtco.driver import caching
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.parts import _costs, candidates, kept
+from gtco.driver.parts import _costs, candidates, kept, proof_sizes
 from gtco.runtime.module import load
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.sizes import Range
@@ -302,6 +302,12 @@ def test_models_that_have_no_range(tmp_path: Path) -> None:
     assert "operator mean (node over_all)" in said and "--dim batch=SIZE,SIZE" in said
     with pytest.raises(ShapeError, match="output 'y' has 'batch' on axis 1"):
         compile_to_file(mixing("last"), out, dims={"batch": "1..8"})
+    first = mixing("mean")
+    first.graph.node[0].CopyFrom(helper.make_node("Slice", ["x", "zero", "nine", "zero"], ["y"]))
+    for name, n in (("zero", 0), ("nine", 9)):
+        first.graph.initializer.append(onnx.numpy_helper.from_array(np.array([n], np.int64), name))
+    with pytest.raises(ShapeError, match="whose size is not the dimension times a number"):
+        compile_to_file(first, out, dims={"batch": "1..10"})  # its parts have 1, 4 and 8 samples
     tokens = named(batched(), x_0=None, x_1="tokens", tokens_0=None, tokens_1="tokens")
     with pytest.raises(ShapeError, match=r"--dim tokens=2..9.* input 'x' has 'tokens' on axis 1"):
         compile_to_file(tokens, out, dims={"tokens": "2..9"}, shapes={"x.0": 3})
@@ -371,6 +377,11 @@ def test_candidates_and_what_is_kept() -> None:
     assert candidates(Range(6, 60, 3), 2) == [3, 12, 48]
     assert candidates(Range(5, 8), 2) == [1, 4, 8]
     assert candidates(Range(1000, 3000, 1000), 2) == [25, 100, 400]
+    assert proof_sizes(Range(1, 40), [1, 4, 16]) == [40]
+    assert proof_sizes(Range(1, 8), [1, 4, 8]) == []
+    assert proof_sizes(Range(6, 6000, 3), [3, 12, 48]) == [63]
+    assert proof_sizes(Range(1000, 3000, 1000), [25, 100, 400]) == []
+    assert proof_sizes(Range(1, 1), [1]) == [2, 4] and proof_sizes(Range(3, 3), [3]) == [6]
     # the same price a sample: one part is enough, and a weighted one stays
     assert kept(Range(1, 64), {1: 1.0, 4: 4.0, 16: 16.0}) == [1]
     assert kept(Range(1, 64, weighted=(16,)), {1: 1.0, 4: 4.0, 16: 16.0}) == [1, 16]
