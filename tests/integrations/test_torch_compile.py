@@ -209,6 +209,16 @@ def test_a_batch_beside_another_open_size(compiles):
     assert all("dims" not in seen.options for seen in compiles[2:])
 
 
+def test_floats_that_torch_makes_tensors_of(compiles):
+    model = torch.nn.LayerNorm(4)
+    x = torch.randn(3, 4)
+    with pytest.raises(UnsupportedError, match="mark the sizes that vary"):
+        torch.compile(model, backend=backend, dynamic=True)(x)
+    torch.compiler.reset()
+    torch._dynamo.mark_dynamic(x, 0)
+    check_same(torch.compile(model, backend=backend)(x), model(x))
+
+
 def test_weights_of_a_range_that_change(compiles):
     layer = Layer()
     compiled = torch.compile(layer, backend=backend, dynamic=True)
