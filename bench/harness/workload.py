@@ -19,8 +19,7 @@ import onnx
 from gtco.cli.run_command import make_inputs as random_inputs
 from gtco.frontend.dimensions import Shapes, set_sizes
 from gtco.runtime.library import check_model, read_metadata, tensor_specs
-from gtco.runtime.ranges import Covered
-from gtco.runtime.variants import choose, described_variants, dimensions
+from gtco.runtime.variants import choose, dims_of
 from gtco.support.errors import ModelError, OptionError
 from gtco.support.sizes import flags
 
@@ -133,14 +132,8 @@ def prepare_library(library: Path, folder: Path, sizes: Shapes) -> Workload:
     metadata = read_metadata(library)
     variant = choose(metadata, sizes, library)
     if variant is None:
-        covered = Covered.of(metadata)
-        known = (
-            {covered.symbol: covered.sizes}
-            if covered
-            else dimensions([one["sizes"] for one in described_variants(metadata)])
-        )
         raise OptionError(
-            f"{library} was compiled for several shapes: choose one with {flags(known)}"
+            f"{library} was compiled for several shapes: choose one with {flags(dims_of(metadata))}"
         )
     specs = tensor_specs(variant, "inputs")
     inputs = folder / f"{library.stem}.inputs.npz"

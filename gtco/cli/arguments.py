@@ -271,8 +271,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="sizes of a symbolic dimension, named as in --shape: a range of batches (batch=1..64, "
         "4..64:4 with a step, 1..64@1,8 with the sizes that matter most), of which any runs; or a "
         "list (batch=1,4,16), of which each is compiled, and a run takes the one that its inputs "
-        "have; may be repeated, which compiles every combination. --dim alone, with compile, lists "
-        "the dimensions of the model",
+        "have; may be repeated, which compiles every combination, with one range at most. --dim "
+        "alone, with compile, lists the dimensions of the model",
     )
     parser.add_argument(
         "--no-simplify",

@@ -192,20 +192,28 @@ def show_variants(title: str, found: Mapping[str, Inspection]) -> None:
             share(seen.stages),
         )
     console.show(table)
-    first, seen = next(iter(found.items()))
+    seen = next(iter(found.values()))
     weights = seen.details["metadata"].get("weights_bytes")
     if of := seen.details["metadata"].get("range"):
         step = f" in steps of {of['step']}" if of["step"] > 1 else ""
+        first = {**seen.details["sizes"], of["symbol"]: of["low"]}
+        others = [name for name in first if name != of["symbol"]]
+        more = f" that have its {' and '.join(others)}" if others else ""
         say(
             f"{of['symbol']} of {of['low']} to {of['high']}{step} runs as the cheapest sum of "
-            f"these; they share one arena and {size(weights)} of weights"
+            f"these{more}; they share one arena and {size(weights)} of weights"
         )
         for kind in ("inputs", "outputs"):
             say(f"{kind}: {'; '.join(map(str, tensor_specs(seen.details['metadata'], kind)))}")
-        say(f"--dim {of['symbol']}={of['low']} shows the stages of one size")
+        say(f"{chosen_by(first)} shows the stages of one size")
         return
     say(f"all share one arena and {size(weights)} of weights")
-    say(f"--dim {first.replace(', ', ' --dim ')} shows the stages of one of them")
+    say(f"{chosen_by(seen.details['sizes'])} shows the stages of one of them")
+
+
+def chosen_by(sizes: Mapping[str, int]) -> str:
+    """The options that choose these sizes."""
+    return " ".join(f"--dim {name}={size}" for name, size in sizes.items())
 
 
 def inspect(

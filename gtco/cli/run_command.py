@@ -108,10 +108,11 @@ def read_inputs(model: Any, files: Mapping[str, Path]) -> dict[str, np.ndarray]:
 
 
 def specs_for(model: Any, given: Mapping[str, np.ndarray]) -> Any:
-    """The inputs of the variant that these arrays fit. If none fits, those of any variant: the run
+    """The inputs of the model's shapes that these arrays fit. If none fits, those of any: the run
     then says what is wrong. Raises :class:`OptionError` if several fit.
     """
     shapes = {name: value.shape for name, value in given.items()}
+    every = [one.inputs for one in model.variants]
     for symbol, sizes in model.dims.items():
         if isinstance(sizes, Range):
             found = [
@@ -124,18 +125,18 @@ def specs_for(model: Any, given: Mapping[str, np.ndarray]) -> Any:
                 raise OptionError(
                     f"the model runs {symbol} of {sizes}: choose its size: {flags(model.dims)}"
                 )
-            return model.sized_inputs(found[0] if found[0] in sizes else sizes.low)
+            every = model.sized_inputs(found[0] if found[0] in sizes else sizes.low)
     fitting = [
-        one
-        for one in model.variants
-        if all(shapes.get(spec.name, spec.shape) == spec.shape for spec in one.inputs)
+        specs
+        for specs in every
+        if all(shapes.get(spec.name, spec.shape) == spec.shape for spec in specs)
     ]
     if len(fitting) > 1:
         raise OptionError(
-            f"the model was compiled for {len(model.variants)} shapes, and the given inputs fit "
+            f"the model was compiled for {len(every)} shapes, and the given inputs fit "
             f"{len(fitting)} of them: choose the size of each dimension: {flags(model.dims)}"
         )
-    return (fitting or model.variants)[0].inputs
+    return (fitting or every)[0]
 
 
 def make_inputs(specs: Any, given: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:

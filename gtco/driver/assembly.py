@@ -20,7 +20,7 @@ from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, Cover, Step, TensorSpec, Variant, plan_arena, round_up
-from gtco.support.sizes import Range
+from gtco.support.sizes import Range, apart
 from gtco.support.version import __version__, installed
 from gtco.tensor.intrinsics.table import multiplied
 from gtco.tensor.operators import (
@@ -137,9 +137,9 @@ def assemble_variants(
     ranged: Ranged | None = None,
 ) -> Artifact:
     """The artifact of a model with several variants, for a CPU; with ``ranged`` they are the parts
-    that a batch is made of. Constants that are one array in
-    several graphs (:class:`gtco.driver.shared.Shared`) are packed once for each layout. Takes the
-    constants out of the graphs, as :func:`assemble` does.
+    that a batch is made of, those with the same other sizes together. Constants that are one array
+    in several graphs (:class:`gtco.driver.shared.Shared`) are packed once for each layout. Takes
+    the constants out of the graphs, as :func:`assemble` does.
     """
     constants: dict[str, np.ndarray] = {}
     names: list[dict[str, str]] = []
@@ -173,14 +173,15 @@ def assemble_variants(
             )
         )
     cover = ranged.cover(variants) if ranged else None
+    ones = variants
+    if cover:  # the smallest part at each choice of the other sizes
+        ones = [variants[n[0]] for _, n in apart([part.sizes for part in parts], cover.symbol)]
+    sizes = [one.sizes for one in ones]
+    inputs = symbolic([one.inputs for one in ones], sizes)
+    outputs = symbolic([one.outputs for one in ones], sizes)
     if cover:
-        inputs, outputs = (
-            with_symbol(specs, cover) for specs in (variants[0].inputs, variants[0].outputs)
-        )
-    else:
-        sizes = [part.sizes for part in parts]
-        inputs = symbolic([v.inputs for v in variants], sizes)
-        outputs = symbolic([v.outputs for v in variants], sizes)
+        inputs = with_symbol(inputs, [one.inputs for one in ones], cover)
+        outputs = with_symbol(outputs, [one.outputs for one in ones], cover)
     return Artifact(
         name=name,
         inputs=inputs,
@@ -219,15 +220,18 @@ class Ranged:
         )
 
 
-def with_symbol(tensors: Sequence[TensorSpec], cover: Cover) -> tuple[TensorSpec, ...]:
-    """The tensors of a model with a range, from those of its first variant. A size that is the
-    dimension times a number is named by its place (``y.0``).
+def with_symbol(
+    tensors: Sequence[TensorSpec], smallest: Sequence[Sequence[TensorSpec]], cover: Cover
+) -> tuple[TensorSpec, ...]:
+    """The tensors with the name of the range's dimension where they have samples. ``smallest``:
+    those of the smallest part, at each choice of the other sizes. A size that is the dimension
+    times a number is named by its place (``y.0``).
     """
     found = []
-    for spec in tensors:
-        shape: list[int | str] = list(spec.shape)
+    for spec, *parts in zip(tensors, *smallest, strict=True):
+        shape = list(spec.shape)
         if (axis := cover.axes[spec.name]) is not None:
-            alone = shape[axis] == cover.sizes[0]
+            alone = all(part.shape[axis] == cover.sizes[0] for part in parts)
             shape[axis] = cover.symbol if alone else f"{spec.name}.{axis}"
         found.append(replace(spec, shape=tuple(shape)))
     return tuple(found)

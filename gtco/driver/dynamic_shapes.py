@@ -18,8 +18,8 @@ def dims_of(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, A
     By input, in a dictionary or, for a module, in the order of its arguments: what its axes are, in
     a dictionary by axis or in order. An axis is None (one size), a ``torch.export.Dim`` with a
     least and a largest size, ``(low, high)`` or ``(low, high, step)``, a list of sizes, or a
-    :class:`~gtco.support.sizes.Range`. Axes with one ``Dim`` have one size. Raises
-    :class:`OptionError` for anything else.
+    :class:`~gtco.support.sizes.Range`. Axes with one ``Dim`` have one size. One dimension may have
+    a range, and any other axes lists. Raises :class:`OptionError` for anything else.
     """
     found: dict[str, Any] = {}
     shared: dict[str, tuple[list[str], Range]] = {}

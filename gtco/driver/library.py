@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ from gtco.driver.shared import Shared
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import build_artifact
 from gtco.search.records.records import Records
+from gtco.support.errors import ShapeError
 from gtco.support.options import CompileOptions
-from gtco.support.sizes import choices, fixed, names_of, range_of, said
+from gtco.support.sizes import apart, choices, fixed, names_of, range_of, said
 
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
@@ -28,7 +29,8 @@ OF_ALL = ("calibrate", "tune")  # phases that go over all variants
 
 class Library:
     """A model and its options, as a compilation for each variant; most models have one. With a
-    range the variants are parts of a batch (:mod:`gtco.driver.parts`).
+    range the variants are parts of a batch (:mod:`gtco.driver.parts`), those of one choice of the
+    other sizes behind each other.
     """
 
     def __init__(
@@ -45,11 +47,12 @@ class Library:
         self.one_source = is_onnx(model) or is_program(model)
         self.range = range_of(options.dims)
         self.axes: Mapping[str, int | None] = {}  # where tensors have samples, with a range
+        self.sizes: list[dict[str, int]] = choices(options.dims)
         if self.range is not None:
-            tried = parts.candidates(self.range[1], _cores(options))
-            self.sizes = [{self.symbol: n} for n in tried]
-        else:
-            self.sizes = choices(options.dims)
+            key, given = self.range
+            parts.check_plans(key, given, len(self.sizes))
+            tried = parts.candidates(given, _cores(options))
+            self.sizes = [{self.symbol: n, **others} for others in self.sizes for n in tried]
         self._several = len(self.sizes) > 1 or self.range is not None
         shared = Shared(compared=self.range is not None) if self._several else None
 
@@ -74,7 +77,8 @@ class Library:
         """The sizes as the model's dimensions are named."""
         if self.range is None:
             return sizes
-        return {name: sizes[self.symbol] for name in names_of(self.range[0])}
+        others = {name: size for name, size in sizes.items() if name != self.symbol}
+        return {**dict.fromkeys(names_of(self.range[0]), sizes[self.symbol]), **others}
 
     def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
         """The steps from the model to the kernels, for each variant."""
@@ -82,48 +86,69 @@ class Library:
             for run in self.compilations:
                 run.prepare(machine, records, workers)
             return
-        for run in self.compilations:
-            run.partition(machine, records)
-        self._prove(machine)
-        prices = {
-            one[self.symbol]: sum(map(run.policy.predict, run.found.stages))
-            for one, run in zip(self.sizes, self.compilations, strict=True)
-        }
-        self._keep(parts.kept(self.range[1], prices))
+        kept: list[int] = []
+        for others, numbers in apart(self.sizes, self.symbol):
+            for number in numbers:
+                self.compilations[number].partition(machine, records)
+            self._prove(others, numbers, machine)
+            runs = [self.compilations[number] for number in numbers]
+            prices = {
+                self._samples(number): sum(map(run.policy.predict, run.found.stages))
+                for number, run in zip(numbers, runs, strict=True)
+            }
+            chosen = parts.kept(self.range[1], prices)
+            kept += [number for number in numbers if self._samples(number) in chosen]
+        self._keep(kept)
         for run in self.compilations:
             run.build(workers)
 
-    def _prove(self, machine: Machine) -> None:
-        """Raises :class:`ShapeError` if the model cannot be run in parts. Sets ``axes``."""
+    def _samples(self, number: int) -> int:
+        """The samples of a part."""
+        return self.sizes[number][self.symbol]
+
+    def _prove(self, others: Mapping[str, int], numbers: Sequence[int], machine: Machine) -> None:
+        """Raises :class:`ShapeError` if the model cannot be run in these parts, which have the same
+        other sizes. Sets ``axes``.
+        """
         assert self.range is not None
         graphs: dict[int, Graph] = {}
-        for one, run in zip(self.sizes, self.compilations, strict=True):
+        for number in numbers:
+            run = self.compilations[number]
             assert run.lowered is not None
-            graphs[one[self.symbol]], run.lowered = run.lowered, None
-        if sum(size > 1 for size in graphs) < 2:  # sizes of 1 say nothing of where samples are
-            more = 2 * max(graphs)
-            graphs[more] = self._at({self.symbol: more}).only_lowered(machine)
+            graphs[self._samples(number)], run.lowered = run.lowered, None
         key, sizes = self.range
-        self.axes = parts.proven(self.symbol, f"{key}={sizes}", graphs)
+        for more in parts.proof_sizes(sizes, sorted(graphs)):
+            graphs[more] = self._at({self.symbol: more, **others}).only_lowered(machine)
+        axes = parts.proven(self.symbol, f"{key}={sizes}", graphs)
+        if self.axes and axes != self.axes:
+            raise ShapeError(
+                f"--dim {key}={sizes}: the samples along '{self.symbol}' are on other axes of the "
+                f"outputs at {said(others)} than at {said(self.sizes[0])}. Compile a library for "
+                "each of these sizes"
+            )
+        self.axes = axes
 
-    def _keep(self, sizes: Collection[int]) -> None:
+    def _keep(self, numbers: Sequence[int]) -> None:
         """Leaves out the compilations of all other parts; what they took is still reported."""
-        every = list(zip(self.sizes, self.compilations, strict=True))
-        left = [(one, run) for one, run in every if one[self.symbol] in sizes]
-        self.sizes, self.compilations = [one for one, _ in left], [run for _, run in left]
-        for one, run in every:
-            if one[self.symbol] not in sizes:
-                self.compilations[0].report.phases += run.report.phases
+        left = [self.compilations[number] for number in numbers]
+        for number, run in enumerate(self.compilations):
+            if number not in numbers:
+                left[0].report.phases += run.report.phases
+        self.sizes, self.compilations = [self.sizes[number] for number in numbers], left
 
     def _verified(self) -> list[Mapping[str, int] | None]:
         """The sizes at which each variant is compared. With a range they are sums of parts."""
         if self.range is None:
             return [one or None for one in self.sizes]
         every = [*self.range[1]]
-        own = [one[self.symbol] for one in self.sizes]
-        wanted = [sum(own[: n + 1]) for n in range(len(own))] if len(own) > 1 else [3 * own[0]]
-        found = [next((n for n in every if n >= least), every[-1]) for least in wanted]
-        return [{self.symbol: n} for n in found]
+        found: list[Mapping[str, int] | None] = []
+        for others, numbers in apart(self.sizes, self.symbol):
+            own = [self._samples(number) for number in numbers]
+            wanted = [sum(own[: n + 1]) for n in range(len(own))] if len(own) > 1 else [3 * own[0]]
+            for least in wanted:
+                size = next((n for n in every if n >= least), every[-1])
+                found.append({self.symbol: size, **others})
+        return found
 
     def digests(self) -> list[str] | None:
         """The digests of the model in each of its shapes. None if a model has none."""
@@ -137,8 +162,7 @@ class Library:
         report = self.fetched
         assert report is not None
         if self.range is not None:
-            made = [one[self.symbol] for one in self.sizes if said(one) in report.variants]
-            self._keep(made)
+            self._keep([n for n, one in enumerate(self.sizes) if said(one) in report.variants])
         first = self.compilations[0]
         report.phases = first.report.phases
         report.notes = [*report.notes, *(n for n in first.report.notes if n not in report.notes)]

@@ -1,5 +1,6 @@
 """The parts of a range: at which sizes a model is compiled so that any size of the range is a sum
-of them, and the proof that it may be run in parts.
+of them, and the proof that it may be run in parts. With lists of other sizes, each choice of these
+has parts of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.samples import samples_along
-from gtco.support.errors import ShapeError
+from gtco.support.errors import OptionError, ShapeError
 from gtco.support.sizes import Range
 from gtco.tensor.operators import INJECTIVE, pattern
 
@@ -23,6 +24,8 @@ MANY_CORES = 16  # from here on a part of 64 is tried too
 # Parts are left out while the range's sizes get slower by so much at most: on average, each.
 MEAN_LOSS, WORST_LOSS = 1.02, 1.06
 SAMPLED = 256  # sizes of a range whose prices are looked at
+MOST_PROVEN = 64  # the proof is asked at the range's last size too, or at about this many
+MOST_PLANS = 32  # parts of all choices of the other sizes, before some are left out
 
 
 def candidates(sizes: Range, cores: int) -> list[int]:
@@ -34,6 +37,33 @@ def candidates(sizes: Range, cores: int) -> list[int]:
     if len(found) < most and 2 * found[-1] <= sizes.high:
         found.append(2 * found[-1])
     return sorted({*found, *sizes.weighted})
+
+
+def check_plans(name: str, sizes: Range, choices: int) -> None:
+    """Raises :class:`OptionError` if a library with so many choices of other sizes would have too
+    many plans. It counts the parts of the machine that tries the most, so that what is compiled on
+    one machine is compiled on another.
+    """
+    parts = len(candidates(sizes, MANY_CORES))
+    if choices * parts > MOST_PLANS:
+        raise OptionError(
+            f"dims: the range {name}={sizes} has up to {parts} plans at each of the {choices} "
+            f"choices of the other sizes, {choices * parts} in all, and one library has at most "
+            f"{MOST_PLANS}: give fewer sizes (--dim; in Python: dims), or compile several libraries"
+        )
+
+
+def proof_sizes(sizes: Range, tried: Sequence[int]) -> list[int]:
+    """The sizes at which the proof is asked beside those of the parts ``tried``, ascending. A model
+    that takes the first 20 samples is the same as one that takes all, until there are more. And
+    two sizes above 1 are needed, because a size of 1 says nothing of where samples are.
+    """
+    base = tried[0]
+    last = sizes.high if sizes.high <= MOST_PROVEN else MOST_PROVEN // base * base
+    found = [last] if last > tried[-1] else []
+    while sum(size > 1 for size in (*tried, *found)) < 2:
+        found.append(2 * max(*tried, *found, 1))
+    return found
 
 
 def kept(sizes: Range, prices: Mapping[int, float]) -> list[int]:

@@ -4,19 +4,27 @@ torch traces the model and hands over its graphs: one, or several around what it
 graph is compiled as a module whose weights are constants. The tensors of modules are arguments of
 the graph, so every call shows them, and a call with other weights, or with weights that were
 changed, is noticed.
+
+torch makes a graph for any size after it saw two, or where it is told to (``dynamic=True``,
+``mark_dynamic``). Where the open size is a batch whose samples do not depend on each other, gtco
+compiles one library for its range. Otherwise each new size is compiled when it is first seen.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from gtco.integrations.torch_graph import Facts, Result, constants_of, examine
-from gtco.support.errors import ModelError, OptionError, guarded
+from gtco.integrations.torch_graph import Facts, Result, alike, constants_of, examine
+from gtco.integrations.torch_sizes import Batch, batch_of
+from gtco.support.errors import ModelError, OptionError, ShapeError, guarded
 
 SYMBOLS = torch.SymInt, torch.SymFloat, torch.SymBool
 OF_OTHERS = ("shapes", "dims")  # options of compile_model that a traced graph has no use for
@@ -47,7 +55,8 @@ def backend(
         if name in given:
             raise OptionError(
                 f"{name} is for models with symbolic dimensions: with torch.compile the tensors of "
-                "a call say the sizes, and each new size is compiled when it is first seen"
+                "a call say the sizes, and dynamic=True or torch._dynamo.mark_dynamic(x, 0, min=1, "
+                "max=64) which of them vary"
             )
     graph = Graph(graph_module, example_inputs, given)
     if not graph.is_dynamic:  # else the sizes are those of the first call
@@ -64,7 +73,11 @@ class Graph:
         self.graph_module, self.options = graph_module, options
         self.constants = constants_of(graph_module, arguments)
         self.is_dynamic = any(isinstance(value, SYMBOLS) for value in arguments)
+        self.batch = batch_of(graph_module, self.constants) if self.is_dynamic else None
+        if options.get("precision") == "int8":  # a quantized module has one shape
+            self.batch = None
         self._made: dict[tuple[Any, ...], list[Specialized]] = {}
+        self._ranged: dict[tuple[Any, ...], list[Specialized]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any) -> list[Any]:
@@ -81,24 +94,53 @@ class Graph:
             for made in same:
                 if made.has_weights(arguments):
                     return made
-            new = Specialized(self.graph_module, arguments, self.constants, self.options)
+            new = self._of_a_range(key, arguments) or self._specialized(arguments)
             self._made[key] = [*same, new]
             return new
 
     def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """The sizes, where torch has not fixed them for this graph."""
+        """The sizes, where torch has not fixed them for this graph. Weights have None."""
         if not self.is_dynamic:
             return ()
         fixed = set(self.constants)
         return tuple(
-            tuple(value.shape) if isinstance(value, torch.Tensor) else value
+            None
+            if number in fixed
+            else (tuple(value.shape) if isinstance(value, torch.Tensor) else value)
             for number, value in enumerate(arguments)
-            if number not in fixed
         )
+
+    def _specialized(self, arguments: Sequence[Any], batch: Batch | None = None) -> Specialized:
+        return Specialized(self.graph_module, arguments, self.constants, self.options, batch)
+
+    def _of_a_range(self, key: tuple[Any, ...], arguments: Sequence[Any]) -> Specialized | None:
+        """The library of a range of batches, at these sizes; it is compiled if it is not there yet.
+        None if there is none for them.
+        """
+        if self.batch is None or self.batch.of(arguments) not in self.batch.sizes:
+            return None
+        others = self.batch.without(key)
+        made = [one for one in self._ranged.get(others, ()) if one.alive]
+        for one in made:
+            if one.has_weights(arguments):
+                return one.at(self.graph_module, arguments)
+        try:
+            new = self._specialized(arguments, self.batch)
+        except ShapeError as error:  # samples depend on each other
+            self.batch = None
+            warnings.warn(
+                f"torch leaves a batch open, and gtco compiles each size by itself: {error}",
+                stacklevel=2,
+            )
+            return None
+        self._ranged[others] = [*made, new]
+        return new
 
 
 class Specialized:
-    """A graph compiled for one set of sizes and one set of weights."""
+    """A graph for one set of sizes and one set of weights. Those that differ in a batch alone may
+    have one library.
+    """
 
     def __init__(
         self,
@@ -106,12 +148,14 @@ class Specialized:
         arguments: Sequence[Any],
         constants: Sequence[int],
         options: Mapping[str, Any],
+        batch: Batch | None = None,
     ) -> None:
+        """``batch``: the library is for the range of its sizes. Then raises ShapeError if the model
+        cannot be run in parts.
+        """
         _check_inference(arguments)
-        # what is traced here is no part of the graph that torch is tracing
-        with torch._guards.tracing(None), torch.inference_mode(False), torch.no_grad():
-            with guarded("reading the graph of torch.compile"):
-                self.facts = facts = examine(graph_module, arguments)
+        with _apart():
+            self.facts = facts = _examined(graph_module, arguments)
             frozen = [n for n in constants if n not in facts.written]
             self._weights = [_Weight(n, arguments[n]) for n in frozen]
             self.fed = [
@@ -125,9 +169,25 @@ class Specialized:
             elif facts.computed or facts.written:
                 from gtco.compiler import compile_model
 
-                module = _Frozen(graph_module, arguments, self.fed, facts)
+                module = _Frozen(graph_module, arguments, self.fed, facts, batch)
                 inputs = tuple(arguments[n] for n in self.fed)
-                self.model = compile_model(module, inputs, **options)
+                chosen = dict(options)
+                if batch is not None:
+                    chosen["dims"] = {module.places(batch): batch.sizes}
+                self.model = compile_model(module, inputs, **chosen)
+
+    def at(self, graph_module: Any, arguments: Sequence[Any]) -> Specialized | None:
+        """The same library at another size of its range. None if the graph has other results
+        there.
+        """
+        _check_inference(arguments)
+        with _apart():
+            facts = _examined(graph_module, arguments)
+        if not alike(facts, self.facts):
+            return None
+        other = copy.copy(self)
+        other.facts = facts
+        return other
 
     @property
     def alive(self) -> bool:
@@ -167,6 +227,18 @@ class Specialized:
         return [_result(result, arguments, computed) for result in facts.results]
 
 
+@contextmanager
+def _apart() -> Iterator[None]:
+    """What is traced inside is no part of the graph that torch is tracing."""
+    with torch._guards.tracing(None), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _examined(graph_module: Any, arguments: Sequence[Any]) -> Facts:
+    with guarded("reading the graph of torch.compile"):
+        return examine(graph_module, arguments)
+
+
 class _Weight:
     """A weight that a library holds, and how to notice that it was changed since."""
 
@@ -187,14 +259,21 @@ def _state(tensor: Any) -> tuple[int, int]:
 
 class _Frozen(torch.nn.Module):
     """The graph as a module of its tensors that are no weights. It returns the results that have to
-    be computed, and then the new values of what the graph writes to.
+    be computed, and then the new values of what the graph writes to. With ``batch`` it takes that
+    size from its inputs.
     """
 
     def __init__(
-        self, graph_module: Any, arguments: Sequence[Any], fed: Sequence[int], facts: Facts
+        self,
+        graph_module: Any,
+        arguments: Sequence[Any],
+        fed: Sequence[int],
+        facts: Facts,
+        batch: Batch | None = None,
     ) -> None:
         super().__init__()
         self.graph_module, self.fed, self.facts = graph_module, tuple(fed), facts
+        self.batch = batch
         self.arguments: list[Any] = [None] * len(arguments)
         for number, value in enumerate(arguments):
             if number in self.fed:
@@ -211,11 +290,20 @@ class _Frozen(torch.nn.Module):
                 values[number] = getattr(self, f"weight_{number}")
         for number, value in zip(self.fed, inputs, strict=True):
             values[number] = value.clone() if number in self.facts.written else value
+        if self.batch is not None:
+            size = self.batch.of(values)
+            for number in self.batch.numbers:
+                values[number] = size
         results = self.graph_module(*values)
         return (
             *(results[n] for n in self.facts.computed),
             *(values[n] for n in self.facts.written),
         )
+
+    def places(self, batch: Batch) -> str:
+        """The inputs and axes that have the batch, as ``dims`` names them."""
+        names = {number: f"args_{n}" for n, number in enumerate(self.fed)}
+        return ",".join(f"{names[number]}.{axis}" for number, axis in batch.places)
 
 
 def _check_inference(arguments: Sequence[Any]) -> None:

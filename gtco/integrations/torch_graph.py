@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gtco.frontend.program_writes import arguments_of, written_of
@@ -78,6 +78,16 @@ class Facts:
     computed: tuple[int, ...]
 
 
+def alike(one: Facts, other: Facts) -> bool:
+    """True if a graph computes and writes the same, at sizes that may differ."""
+
+    def roles(facts: Facts) -> list[tuple[int | None, int | None, bool]]:
+        return [(result.argument, result.computed, result.is_view) for result in facts.results]
+
+    same = (one.written, one.computed) == (other.written, other.computed)
+    return same and roles(one) == roles(other)
+
+
 def constants_of(graph_module: Any, arguments: Sequence[Any]) -> tuple[int, ...]:
     """The numbers of the arguments that are parameters, buffers or other tensors of modules."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
@@ -102,8 +112,15 @@ def examine(graph_module: Any, arguments: Sequence[Any]) -> Facts:
         for value in arguments
     ]
     seen = _Watch()
-    with torch.inference_mode(False), torch.no_grad(), fake, seen:
-        results = graph_module(*given)
+    try:
+        with torch.inference_mode(False), torch.no_grad(), fake, seen:
+            results = graph_module(*given)
+    except DataDependentOutputException:
+        raise UnsupportedError(
+            "the graph reads a number out of a tensor (item()), which gtco does not know when it "
+            "compiles. With dynamic=True torch makes tensors of the floats that modules have: mark "
+            "the sizes that vary instead, as torch._dynamo.mark_dynamic(x, 0) does"
+        ) from None
     if seen.random or any(m.training for m in graph_module.modules() if not _is_graph(m)):
         raise ModelError(
             f"the graph has {seen.random or 'a module in training mode'}, as modules have in "

@@ -27,7 +27,7 @@ from gtco.runtime.variants import (
     Variants,
     choose,
     described_variants,
-    dimensions,
+    dims_of,
 )
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.support.options import MOST_THREADS, check_place, check_whole
@@ -97,7 +97,7 @@ class Model:
     - ``inputs`` and ``outputs``: name, dtype and shape of each. If the model was compiled for
       several shapes, sizes that differ between them are the names of dimensions
     - ``dims``: the sizes of each of these dimensions, a list or a range; empty for a model of one
-      shape
+      shape. Every choice of these sizes runs
     - ``threads``: the number of threads of a run
     - ``device``: the number of the GPU that it runs on; None for a model of the CPU
     - ``launches``: how a run is launched on the GPU, in words; "" for a model of the CPU
@@ -148,9 +148,7 @@ class Model:
         # the library's variant, where it has one alone; otherwise a call chooses it
         self._set = None if "variants" in self.metadata else self._variants.only
         self.dims: Mapping[str, list[int] | Range] = (
-            {covered.symbol: covered.sizes}
-            if covered
-            else dimensions([one.sizes for one in self._variants.every if chosen is None])
+            dims_of(self.metadata) if chosen is None else {}
         )
         self._output_names = [spec.name for spec in self.outputs]
         self._input_names = [spec.name for spec in self.inputs]
@@ -165,13 +163,13 @@ class Model:
     def variants(self) -> tuple[SizedModel, ...]:
         """What the model was compiled for: sizes, inputs, outputs and stages of each variant that
         this model runs, which is one for a model of one shape. With a range they are the parts that
-        a batch is made of.
+        a batch is made of, at each choice of the other sizes.
         """
         return self._variants.every
 
-    def sized_inputs(self, size: int) -> tuple[TensorSpec, ...]:
-        """The inputs at this size of the model's range."""
-        return self._variants.at(size).inputs
+    def sized_inputs(self, size: int) -> list[tuple[TensorSpec, ...]]:
+        """The inputs at this size of the model's range, for each choice of its other sizes."""
+        return [one.inputs for one in self._variants.at(size)]
 
     @property
     def stages(self) -> list[dict[str, Any]]:
@@ -182,8 +180,7 @@ class Model:
             if (covered := self._variants.covered) is not None:
                 raise OptionError(
                     f"{self.path} runs {covered.symbol} of {covered.sizes}, each as parts with "
-                    "their own stages: gtco.load(path, dims="
-                    f"{{{covered.symbol!r}: {covered.sizes.low}}}) opens one size"
+                    f"their own stages: gtco.load(path, dims={covered.first}) opens one size"
                 )
             raise OptionError(
                 f"{self.path} has {len(self._variants.every)} variants, each with its own stages: "

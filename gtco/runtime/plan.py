@@ -103,7 +103,8 @@ class Cover:
     """Of a model that computes each sample by itself: the range of a dimension whose sizes all run,
     as parts that are variants. Samples are along the outermost axis of a tensor that has them.
 
-    - ``sizes``, ``nanoseconds``: samples of each variant, ascending, and its predicted time
+    - ``sizes``, ``nanoseconds``: samples of each variant, and its predicted time. Variants with the
+      same other sizes are neighbours, with ascending samples
     - ``axes``: where each input and output has the samples, by its name; None where it is the same
       for all samples
     """
@@ -123,6 +124,7 @@ class Cover:
             "step": self.sizes_of.step,
             "sizes": list(self.sizes),
             "nanoseconds": list(self.nanoseconds),
+            "axes": dict(self.axes),
         }
 
 

@@ -1,4 +1,6 @@
-"""A library that runs every size of a range: its tensors at a size, and the parts of a size."""
+"""A library that runs every size of a range, at each choice of its other sizes: its tensors at a
+size, and the parts of a size.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,53 @@ from math import inf
 from typing import Any
 
 from gtco.runtime.plan import TensorSpec
-from gtco.support.errors import InputError, OptionError
-from gtco.support.sizes import Range
+from gtco.support.errors import InputError
+from gtco.support.sizes import Range, apart, dimensions
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The variants whose sums are the sizes of a range, at one choice of the other sizes.
+
+    - ``others``: the other sizes, by the dimension's name
+    - ``first``: the number of the first of these variants
+    - ``sizes``: samples of each, ascending; ``nanoseconds``: its predicted time
+    """
+
+    others: Mapping[str, int]
+    first: int
+    sizes: tuple[int, ...]
+    nanoseconds: tuple[int, ...]
+
+    def of(self, size: int) -> list[int]:
+        """The variants, by number, that a run of this size goes through, in order: those of least
+        price. The library finds the same (csrc/cover.c).
+        """
+        best = 0
+        for number in range(1, len(self.sizes)):
+            if (
+                self.nanoseconds[number] / self.sizes[number]
+                <= self.nanoseconds[best] / self.sizes[best]
+            ):
+                best = number
+        counts = [0] * len(self.sizes)
+        entries = (self.sizes[best] + 1) * self.sizes[-1] + 1
+        if size >= entries:
+            counts[best] = (size - entries + self.sizes[best]) // self.sizes[best]
+            size -= counts[best] * self.sizes[best]
+        price: list[float] = [0.0]
+        part = [-1]
+        for n in range(1, size + 1):
+            least, of = inf, -1
+            for number, samples in enumerate(self.sizes):
+                if samples <= n and price[n - samples] + self.nanoseconds[number] <= least:
+                    least, of = price[n - samples] + self.nanoseconds[number], number
+            price.append(least)
+            part.append(of)
+        while size:
+            counts[part[size]] += 1
+            size -= self.sizes[part[size]]
+        return [self.first + n for n in reversed(range(len(counts))) for _ in range(counts[n])]
 
 
 @dataclass(frozen=True)
@@ -17,13 +64,15 @@ class Covered:
     """What a library's metadata say of its range.
 
     - ``symbol``: the dimension's name
-    - ``parts``: samples of each variant, ascending; ``nanoseconds``: its predicted time
+    - ``choices``: the parts at each choice of the other sizes
+    - ``axes``: where each input and output has its samples, by its name; None for one that is the
+      same for all samples
     """
 
     symbol: str
     sizes: Range
-    parts: tuple[int, ...]
-    nanoseconds: tuple[int, ...]
+    choices: tuple[Parts, ...]
+    axes: Mapping[str, int | None]
     metadata: Mapping[str, Any]
 
     @staticmethod
@@ -31,37 +80,41 @@ class Covered:
         """The library's range; None if it has none."""
         if (found := metadata.get("range")) is None:
             return None
+        variants = [variant["sizes"] for variant in metadata["variants"]]
         return Covered(
             found["symbol"],
             Range(found["low"], found["high"], found["step"]),
-            tuple(found["sizes"]),
-            tuple(found["nanoseconds"]),
+            tuple(
+                Parts(
+                    others,
+                    numbers[0],
+                    tuple(found["sizes"][n] for n in numbers),
+                    tuple(found["nanoseconds"][n] for n in numbers),
+                )
+                for others, numbers in apart(variants, found["symbol"])
+            ),
+            found["axes"],
             metadata,
         )
 
-    def chosen(self, dims: Mapping[str, Any], where: object) -> Mapping[str, Any] | None:
-        """The model at the size that ``dims`` gives, of the range or of a part; None if they are
-        empty. Raises :class:`OptionError` for another dimension or size.
-        """
-        for name, size in dims.items():
-            if name != self.symbol:
-                raise OptionError(
-                    f"{where} has no dimension {name!r} of several sizes: it has {self.symbol!r}, "
-                    f"of {self.sizes}"
-                )
-            if size not in self.sizes and size not in self.parts:
-                raise OptionError(
-                    f"{name}={size}: {where} was compiled for {name}={self.sizes}; compile it "
-                    "again with a range that has this size (--dim; in Python: dims)"
-                )
-        if not dims:
-            return None
-        found = self.described(dims[self.symbol])
-        return {**found, "steps": found["steps"]()}
+    @property
+    def others(self) -> list[dict[str, int]]:
+        """The choices of the other sizes."""
+        return [dict(parts.others) for parts in self.choices]
+
+    @property
+    def dims(self) -> dict[str, Range | list[int]]:
+        """The sizes of each dimension that has several, by its name."""
+        return {self.symbol: self.sizes, **dimensions(self.others)}
+
+    @property
+    def first(self) -> dict[str, int]:
+        """The sizes of the first model that the library runs."""
+        return {self.symbol: self.sizes.low, **self.choices[0].others}
 
     def size_of(self, inputs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) -> int:
-        """The size of the dimension in these shapes of the inputs. Raises :class:`InputError` for
-        shapes that the library does not run.
+        """The size of the range's dimension in these shapes of the inputs. Raises
+        :class:`InputError` for one that the library does not run.
         """
         found: dict[int, str] = {}
         for spec, shape in zip(inputs, shapes, strict=True):
@@ -70,21 +123,16 @@ class Covered:
                 raise InputError(
                     f"{what}, of {len(shape)} axes; expected {spec}, of {len(spec.shape)}"
                 )
-            for axis, (size, wanted) in enumerate(zip(shape, spec.shape, strict=True)):
-                if not isinstance(wanted, str):
-                    if size != wanted:
-                        raise InputError(
-                            f"{what}, expected {spec}: axis {axis} is {wanted} in every call"
-                        )
-                elif size not in self.sizes:
-                    raise InputError(
-                        f"{what}: '{self.symbol}' (axis {axis}) is {size}, and this library was "
-                        f"compiled for {self._words}. Compile it for another range: gtco compile "
-                        f"--dim {self.symbol}=LOW..HIGH (in Python: "
-                        f"dims={{{self.symbol!r}: 'LOW..HIGH'}})"
-                    )
-                else:
-                    found.setdefault(size, spec.name)
+            if (axis := self.axes[spec.name]) is None:
+                continue
+            if shape[axis] not in self.sizes:
+                raise InputError(
+                    f"{what}: '{self.symbol}' (axis {axis}) is {shape[axis]}, and this library was "
+                    f"compiled for {self._words}. Compile it for another range: gtco compile "
+                    f"--dim {self.symbol}=LOW..HIGH (in Python: "
+                    f"dims={{{self.symbol!r}: 'LOW..HIGH'}})"
+                )
+            found.setdefault(shape[axis], spec.name)
         if len(found) > 1:
             (one, first), (two, second), *_ = found.items()
             raise InputError(
@@ -98,62 +146,33 @@ class Covered:
         step = f" in steps of {self.sizes.step}" if self.sizes.step > 1 else ""
         return f"{self.symbol} of {self.sizes.low} to {self.sizes.high}{step}"
 
-    def described(self, size: int) -> dict[str, Any]:
-        """The model at this size, as metadata describe a variant, but ``steps`` is a function that
-        collects those of all parts.
+    def chosen(self, number: int, size: int) -> Mapping[str, Any]:
+        """The model at this size and choice of the other sizes, as metadata describe a variant."""
+        found = self.described(self.choices[number], size)
+        return {**found, "steps": found["steps"]()}
+
+    def described(self, parts: Parts, size: int) -> dict[str, Any]:
+        """The model at this size of the range and the other sizes of ``parts``, as metadata
+        describe a variant, but ``steps`` is a function that collects those of all its parts.
         """
-        first = self.metadata["variants"][0]
+        every = self.metadata["variants"]
 
         def tensors(kind: str) -> list[dict[str, Any]]:
-            return [
-                {
-                    **given,
-                    "shape": [
-                        of_part // self.parts[0] * size if isinstance(of_all, str) else of_all
-                        for of_all, of_part in zip(given["shape"], part["shape"], strict=True)
-                    ],
-                }
-                for given, part in zip(self.metadata[kind], first[kind], strict=True)
-            ]
+            found = []
+            for given in every[parts.first][kind]:
+                shape = list(given["shape"])
+                if (axis := self.axes[given["name"]]) is not None:
+                    shape[axis] = shape[axis] // parts.sizes[0] * size
+                found.append({**given, "shape": shape})
+            return found
 
         def steps() -> list[dict[str, Any]]:
-            every = self.metadata["variants"]
-            return [step for number in self.parts_of(size) for step in every[number]["steps"]]
+            return [step for number in parts.of(size) for step in every[number]["steps"]]
 
         return {
-            "sizes": {self.symbol: size},
+            "sizes": {self.symbol: size, **parts.others},
             "inputs": tensors("inputs"),
             "outputs": tensors("outputs"),
             "arena_bytes": self.metadata["arena_bytes"],
             "steps": steps,
         }
-
-    def parts_of(self, size: int) -> list[int]:
-        """The variants, by number, that a run of this size goes through, in order: those of least
-        price. The library finds the same (csrc/cover.c).
-        """
-        best = 0
-        for number in range(1, len(self.parts)):
-            if (
-                self.nanoseconds[number] / self.parts[number]
-                <= self.nanoseconds[best] / self.parts[best]
-            ):
-                best = number
-        entries = min((self.parts[best] + 1) * self.parts[-1] + 1, self.sizes.high + 1)
-        counts = [0] * len(self.parts)
-        if size >= entries:
-            counts[best] = (size - entries + self.parts[best]) // self.parts[best]
-            size -= counts[best] * self.parts[best]
-        price: list[float] = [0.0]
-        part = [-1]
-        for n in range(1, size + 1):
-            least, of = inf, -1
-            for number, samples in enumerate(self.parts):
-                if samples <= n and price[n - samples] + self.nanoseconds[number] <= least:
-                    least, of = price[n - samples] + self.nanoseconds[number], number
-            price.append(least)
-            part.append(of)
-        while size:
-            counts[part[size]] += 1
-            size -= self.parts[part[size]]
-        return [n for n in reversed(range(len(counts))) for _ in range(counts[n])]

@@ -10,6 +10,7 @@ from pathlib import Path
 from gtco.machine.isa import AARCH64, X86_64, Isa
 from gtco.runtime.plan import DTYPES, BufferRef, Cover, Step, TensorSpec, Variant
 from gtco.support.errors import BuildError
+from gtco.support.sizes import apart, said
 
 CSRC = Path(__file__).parent / "csrc"
 
@@ -84,7 +85,7 @@ def _variants(variants: Sequence[Variant], cover: Cover | None) -> list[str]:
     first_step = first_ref = 0
     for number, variant in enumerate(variants):
         names = "inputs, outputs"
-        if len(variants) > 1 or cover:
+        if len(variants) > 1 or cover:  # of a range the only variant is a part
             lines += _tensors(f"v{number}_input", variant.inputs)
             lines += _tensors(f"v{number}_output", variant.outputs)
             names = f"v{number}_inputs, v{number}_outputs"
@@ -92,18 +93,28 @@ def _variants(variants: Sequence[Variant], cover: Cover | None) -> list[str]:
         comment = f" /* {comment_text(str(variant))} */" if variant.sizes else ""
         rows.append(f"  {{{names}, {first_step}, {steps}, {first_ref}, {refs}}},{comment}")
         first_step, first_ref = first_step + steps, first_ref + refs
-    return [*lines, "static const gtco_variant variants[] = {", *rows, "};", *_cover(cover), ""]
+    table = ["static const gtco_variant variants[] = {", *rows, "};"]
+    return [*lines, *table, *(_range(cover, variants) if cover else []), ""]
 
 
-def _cover(cover: Cover | None) -> list[str]:
-    if cover is None:
-        return []
+def _range(cover: Cover, variants: Sequence[Variant]) -> list[str]:
     sizes, prices = (", ".join(map(str, row)) for row in (cover.sizes, cover.nanoseconds))
+    tensors = (*variants[0].inputs, *variants[0].outputs)
+    axes = ["-1" if (axis := cover.axes[t.name]) is None else str(axis) for t in tensors]
+    rows = []
+    for others, (first, *more) in apart([variant.sizes for variant in variants], cover.symbol):
+        comment = f" /* {comment_text(said(others))} */" if others else ""
+        at = f" + {first}" if first else ""
+        rows.append(f"  {{{first}, {1 + len(more)}, cover_sizes{at}, cover_prices{at}}},{comment}")
     of = cover.sizes_of
     return [
         f"static const int64_t cover_sizes[] = {{{sizes}}}, cover_prices[] = {{{prices}}};",
-        f"static const gtco_cover cover = {{{c_string(cover.symbol)}, {of.low}, {of.high}, "
-        f"{of.step}, cover_sizes, cover_prices}};",
+        f"static const int32_t range_axes[] = {{{', '.join(axes) or '-1'}}};",
+        "static const gtco_cover covers[] = {",
+        *rows,
+        "};",
+        f"static const gtco_range range = {{{c_string(cover.symbol)}, {of.low}, {of.high}, "
+        f"{of.step}, range_axes, covers, {len(rows)}}};",
     ]
 
 
@@ -233,7 +244,7 @@ def plan_document(
         "const gtco_plan gtco_the_plan = {",
         f"  .name = {c_string(name)},",
         "  .features = features, .inputs = inputs, .outputs = outputs, .variants = variants,",
-        f"  .steps = {steps}, .refs = refs, .cover = {'&cover' if cover else 'NULL'},",
+        f"  .steps = {steps}, .refs = refs, .range = {'&range' if cover else 'NULL'},",
         *(f"  .{field} = {value}," for field, value in counts.items()),
         f"  .weights = {'gtco_the_weights' if weights_inside else 'NULL'},",
         f"  .id = {{{', '.join(map(str, identity))}}},",
@@ -262,7 +273,9 @@ def header_source(
 
     compiled_for = list(map(str, variants)) if len(variants) > 1 else []
     if cover:
-        compiled_for = [f"{cover.symbol}={cover.sizes_of}"]
+        choices = apart([variant.sizes for variant in variants], cover.symbol)
+        range_ = f"{cover.symbol}={cover.sizes_of}"
+        compiled_for = [f"{range_}, {said(others)}" if others else range_ for others, _ in choices]
     comment = [
         f"/* Model {comment_text(name)}, compiled by gtco to {comment_text(file_name)}.",
         " *",

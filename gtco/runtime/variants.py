@@ -4,7 +4,7 @@ range (:mod:`gtco.runtime.ranges`) every size of it is one, made when a call fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import addressof, c_int64, c_void_p
 from typing import Any
 
@@ -15,7 +15,7 @@ from gtco.runtime.plan import TensorSpec
 from gtco.runtime.ranges import Covered
 from gtco.runtime.tensors import Place, dense, shape_of, to_numpy
 from gtco.support.errors import InputError, OptionError
-from gtco.support.sizes import said
+from gtco.support.sizes import Range, dimensions, said
 
 
 class SizedModel:
@@ -69,55 +69,66 @@ def described_variants(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return found
 
 
-def dimensions(sizes: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
-    """The sizes of each dimension in the variants, each once, by the dimension's name."""
-    found: dict[str, list[int]] = {}
-    for one in sizes:
-        for name, size in one.items():
-            known = found.setdefault(name, [])
-            known += [] if size in known else [size]
-    return found
+def dims_of(metadata: Mapping[str, Any]) -> Mapping[str, list[int] | Range]:
+    """The sizes that a library runs, by the dimension's name; empty if it has one shape."""
+    if covered := Covered.of(metadata):
+        return covered.dims
+    return dimensions([one.get("sizes", {}) for one in described_variants(metadata)])
 
 
 def choose(
     metadata: Mapping[str, Any], dims: Mapping[str, Any], where: object
 ) -> Mapping[str, Any] | None:
-    """The one variant of these sizes; None if ``dims`` is empty and there are several. Sizes that
-    the other sizes decide may be left out. Raises :class:`OptionError` if no variant has them, or
-    several have.
+    """The one model of these sizes, of which one may be of a range or of a part; None if ``dims``
+    is empty and there are several. Sizes that the other sizes decide may be left out. Raises
+    :class:`OptionError` if the library has no model of these sizes, or several.
     """
-    if found_range := Covered.of(metadata):
-        return found_range.chosen(dims, where)
-    every = described_variants(metadata)
-    known = dimensions([one.get("sizes", {}) for one in every])
+    covered, known = Covered.of(metadata), dims_of(metadata)
     for name, size in dims.items():
         if name not in known:
-            names = ", ".join(map(repr, known))
+            names = ", ".join(f"{n!r}, of {_listed(sizes)}" for n, sizes in known.items())
             raise OptionError(
                 f"{where} has no dimension {name!r} of several sizes: "
                 + (f"it has {names}" if names else "it was compiled for one shape")
             )
-        if size not in known[name]:
-            raise OptionError(
-                f"{name}={size}: {where} was compiled for {name}={_listed(known[name])}; {_adding}"
-            )
-    found = [one for one in every if all(one["sizes"][name] == size for name, size in dims.items())]
-    if len(found) == 1:
-        return found[0]
-    if not dims:
-        return None
+        if size not in known[name] and not (covered and name == covered.symbol):
+            raise _not_compiled(name, size, known[name], where)
+    every = described_variants(metadata)
+    choices = covered.others if covered else [one.get("sizes", {}) for one in every]
+    found = [
+        number
+        for number, sizes in enumerate(choices)
+        if all(dims.get(name, size) == size for name, size in sizes.items())
+    ]
     if not found:
         raise OptionError(f"{where} was not compiled for {said(dims)} at once")
-    left = dimensions([one["sizes"] for one in found])
-    more = [f"{name}={_listed(sizes)}" for name, sizes in left.items() if len(sizes) > 1]
-    raise OptionError(f"{where} has {len(found)} variants of these sizes: give {', '.join(more)}")
+    left: dict[str, Any] = dimensions([choices[number] for number in found])
+    left = {name: sizes for name, sizes in left.items() if len(sizes) > 1}
+    if covered and covered.symbol not in dims:
+        left = {covered.symbol: covered.sizes, **left}
+    if left and not dims:
+        return None
+    if left:
+        more = ", ".join(f"{name}={_listed(sizes)}" for name, sizes in left.items())
+        raise OptionError(f"{where} has several models of these sizes: give {more}")
+    if covered is None:
+        return every[found[0]]
+    size = dims[covered.symbol]
+    if size not in covered.sizes and size not in covered.choices[found[0]].sizes:
+        raise _not_compiled(covered.symbol, size, covered.sizes, where)
+    return covered.chosen(found[0], size)
 
 
-_adding = "compile it again with that size in the list (--dim; in Python: dims)"
+def _not_compiled(name: str, size: int, known: Sequence[int] | Range, where: object) -> OptionError:
+    wanted = "with a range that has" if isinstance(known, Range) else "with a list that has"
+    return OptionError(
+        f"{name}={size}: {where} was compiled for {name}={_listed(known)}; compile it again "
+        f"{wanted} this size (--dim; in Python: dims)"
+    )
 
 
-def _listed(sizes: Sequence[int]) -> str:
-    return ",".join(map(str, sizes))
+def _listed(sizes: Sequence[int] | Range) -> str:
+    return str(sizes) if isinstance(sizes, Range) else ",".join(map(str, sizes))
 
 
 MOST_KEPT = 1024  # sizes of a range whose descriptions are kept
@@ -159,18 +170,19 @@ class Variants:
         if found := self._by_shapes.get(shapes):
             return found
         if self.covered is not None:
-            found = self.at(self.covered.size_of(self.inputs, shapes))
-            if tuple(spec.shape for spec in found.inputs) == shapes:
-                if len(self._by_shapes) >= MOST_KEPT:
-                    self._by_shapes.clear()
-                self._by_shapes[shapes] = found
-                return found
+            for found in self.at(self.covered.size_of(self.inputs, shapes)):
+                if tuple(spec.shape for spec in found.inputs) == shapes:
+                    if len(self._by_shapes) >= MOST_KEPT:
+                        self._by_shapes.clear()
+                    self._by_shapes[shapes] = found
+                    return found
         raise InputError(self._refusal(shapes))
 
-    def at(self, size: int) -> SizedModel:
-        """The model at a size of its range."""
+    def at(self, size: int) -> Iterator[SizedModel]:
+        """The models at a size of the range, one for each choice of the other sizes."""
         assert self.covered is not None
-        return SizedModel(self.covered.described(size))
+        for parts in self.covered.choices:
+            yield SizedModel(self.covered.described(parts, size))
 
     def _refusal(self, shapes: Sequence[tuple[int, ...]]) -> str:
         for number, (spec, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
@@ -178,11 +190,13 @@ class Variants:
             if len(shape) != len(spec.shape):
                 return f"{what}, of {len(shape)} axes; expected {spec}, of {len(spec.shape)}"
             for axis, (size, name) in enumerate(zip(shape, spec.shape, strict=True)):
+                if self.covered is not None and axis == self.covered.axes[spec.name]:
+                    continue
                 known = list(dict.fromkeys(one.inputs[number].shape[axis] for one in self.every))
                 if size in known:
                     continue
                 if not isinstance(name, str):
-                    return f"{what}, expected {spec}: axis {axis} is {name} in every variant"
+                    return f"{what}, expected {spec}: axis {axis} is {name} in every call"
                 sizes = ", ".join(map(str, known))
                 return (
                     f"{what}: '{name}' (axis {axis}) is {size}, and this library was compiled for "
@@ -193,7 +207,10 @@ class Variants:
         every = ", ".join(
             f"'{spec.name}' {shape}" for spec, shape in zip(self.inputs, shapes, strict=True)
         )
+        models = [one.sizes for one in self.every]
+        if self.covered is not None:
+            models = self.covered.others
         return (
             f"the shapes of the inputs do not go together: {every}. This library was compiled for "
-            f"{'; '.join(map(str, self.every))}: sizes of one name are equal in all inputs"
+            f"{'; '.join(map(said, models))}: sizes of one name are equal in all inputs"
         )

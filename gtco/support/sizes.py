@@ -1,12 +1,13 @@
 """The sizes that a library is compiled for: lists (``--dim batch=1,4,16``), of which each choice is
-compiled as a variant, and ranges (``--dim batch=1..64``).
+compiled as a variant, and one range (``--dim batch=1..64``), whose sizes are sums of variants at
+each choice of the lists.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -124,13 +125,8 @@ def check_dims(dims: Any, shapes: Mapping[str, Any]) -> None:
     if len(ranges) > 1:
         raise OptionError(
             f"dims: {' and '.join(map(repr, ranges))} have ranges, and one dimension of a library "
-            f"can have one: give the others a size or a list of sizes. If they are one size, give "
+            f"can have one: give the others a list of sizes. If they are one size, give "
             f"them together, by input and axis: --dim x.0,y.0={dims[ranges[0]]}"
-        )
-    if ranges and prod(lengths) > 1:
-        raise OptionError(
-            f"dims: '{ranges[0]}' has a range and another dimension a list of sizes, which cannot "
-            "be in one library yet: give the other one size, or both lists"
         )
     if (number := prod(lengths)) > MOST_VARIANTS:
         raise OptionError(
@@ -185,6 +181,33 @@ def choices(dims: Mapping[str, Any]) -> list[dict[str, int]]:
 def fixed(dims: Mapping[str, Any]) -> dict[str, int]:
     """The dimensions whose lists have one size."""
     return {name: s[0] for key, s in _lists(dims).items() if len(s) == 1 for name in names_of(key)}
+
+
+def dimensions(sizes: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+    """The sizes of each dimension in the variants, each once, by the dimension's name."""
+    found: dict[str, list[int]] = {}
+    for one in sizes:
+        for name, size in one.items():
+            known = found.setdefault(name, [])
+            known += [] if size in known else [size]
+    return found
+
+
+def apart(
+    every: Sequence[Mapping[str, int]], symbol: str
+) -> list[tuple[dict[str, int], list[int]]]:
+    """The choices of the sizes beside a range of the dimension ``symbol``, each once, and the
+    numbers of the variants that have it. ``every``: the sizes of the variants.
+    """
+    found: list[tuple[dict[str, int], list[int]]] = []
+    for number, sizes in enumerate(every):
+        others = {name: size for name, size in sizes.items() if name != symbol}
+        numbers = next((n for known, n in found if known == others), None)
+        if numbers is None:
+            found.append((others, [number]))
+        else:
+            numbers.append(number)
+    return found
 
 
 def flags(dims: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 import gtco.compiler  # before the fixtures, so that compiles share their workers
 from gtco import cli
 from tests.cli.test_several_shapes import said
-from tests.end_to_end.test_variants import batched
+from tests.end_to_end.test_variants import batched, named
 from tests.golden.test_plan import TOKENS, WIDTH
 
 
@@ -101,3 +101,55 @@ def test_bench_dynamic(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(s["rounds_s"] and not s["disagrees"] for s in report["rows"][0]["systems"])
     with pytest.raises(gtco.GtcoError, match="give a range that has the --sizes"):
         dynamic.main([*argv.replace("--sizes 3", "--sizes 9").split()])
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library of batches of 1 to 3, each with 5 or 6 tokens."""
+    folder = tmp_path_factory.mktemp("lists")
+    onnx.save(named(batched(), x_1="tokens", tokens_1="tokens"), folder / "tiny.onnx")
+    argv = f"compile {folder}/tiny.onnx -o {folder}/tiny.so --tune off --threads 1 --no-simplify"
+    assert cli.main([*argv.split(), "--dim", "batch=1..3", "--dim", "tokens=5,6"]) == 0
+    return folder / "tiny.so"
+
+
+def test_run_of_a_range_and_a_list(lists: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for tokens in (6, 7):
+        np.save(lists.with_name(f"{tokens}.npy"), np.ones((2, tokens, WIDTH), np.float32))
+    given = f"run {lists} --input x={lists.parent}"
+    assert f"tokens float32 2x6x{WIDTH}" in said(f"{given}/6.npy", capsys)
+    assert "'tokens' (axis 1) is 7, and this library was compiled for tokens of 5, 6" in said(
+        f"{given}/7.npy", capsys, 1
+    )
+    assert f"3x5x{WIDTH}" in said(f"run {lists} --dim batch=3 --dim tokens=5", capsys)
+    assert "choose its size: --dim batch=SIZE --dim tokens=5|6" in said(f"run {lists}", capsys, 1)
+    assert "several models of these sizes: give tokens=5,6" in said(
+        f"run {lists} --dim batch=3", capsys, 1
+    )
+
+
+def test_inspect_of_a_range_and_a_list(lists: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(f"inspect {lists} --no-profile", capsys)
+    assert "batch of 1 to 3 runs as the cheapest sum of these that have its tokens" in text
+    assert "--dim batch=1 --dim tokens=5 shows the stages of one size" in text
+    assert f"inputs: x: float32[batch, tokens, {WIDTH}]" in text
+    seen = json.loads(said(f"inspect {lists} --no-profile --json", capsys))
+    parts = [(one["sizes"]["tokens"], one["sizes"]["batch"]) for one in seen["variants"].values()]
+    assert [batch for _, batch in parts] == seen["range"]["sizes"]
+    assert sorted(parts) == parts and {tokens for tokens, _ in parts} == {5, 6}
+    one = json.loads(
+        said(f"inspect {lists} --no-profile --json --dim tokens=6 --dim batch=3", capsys)
+    )
+    assert one["inputs"][0]["shape"] == [3, 6, WIDTH]
+    assert "give batch=1..3" in said(f"inspect {lists} --no-profile --dim tokens=6", capsys, 1)
+
+
+def test_bench_of_a_range_and_a_list(lists: Path, tmp_path: Path) -> None:
+    from gtco.bench.harness.workload import prepare
+    from gtco.support.errors import OptionError
+
+    work = prepare(str(lists), tmp_path, 1, {"batch": 2, "tokens": 6})
+    with np.load(work.inputs) as file:
+        assert file["x"].shape == (2, 6, WIDTH)
+    with pytest.raises(OptionError, match=r"choose one with --dim batch=SIZE --dim tokens=5\|6"):
+        prepare(str(lists), tmp_path, 1, {})

@@ -20,7 +20,7 @@ import gtco
 from gtco.compiler import compile_model, compile_to_file
 from gtco.driver import caching
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.parts import _costs, candidates, kept
+from gtco.driver.parts import _costs, candidates, kept, proof_sizes
 from gtco.runtime.module import load
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.sizes import Range
@@ -58,8 +58,8 @@ def test_parts_are_the_libraries_of_their_sizes(compiled: CompiledModel) -> None
     at = 0
     covered = compiled._variants.covered
     assert covered is not None
-    for part in covered.parts_of(batch):
-        size = covered.parts[part]
+    for part in covered.choices[0].of(batch):
+        size = covered.choices[0].sizes[part]
         with compile_model(batched(), shapes={"batch": size}, threads=2) as alone:
             for mine, its in zip(whole, alone(x[at : at + size]), strict=True):
                 assert np.array_equal(mine[at : at + size], its)
@@ -100,21 +100,21 @@ def test_inputs_in_any_memory(compiled: CompiledModel) -> None:
 
 def test_the_cheapest_parts() -> None:
     """The table of csrc/cover.c and runtime/ranges.py: never dearer than another sum of parts."""
-    from gtco.runtime.ranges import Covered
+    from gtco.runtime.ranges import Parts
 
     rng = np.random.default_rng(0)
     for _ in range(60):
         others = rng.choice(np.arange(2, 20), int(rng.integers(0, 4)), replace=False)
         parts = (1, *sorted(map(int, others)))
         prices = tuple(int(p * rng.integers(50, 150)) for p in parts)
-        covered = Covered("n", Range(1, 5000), parts, prices, {})
+        choice = Parts({}, 0, parts, prices)
         exact = [0]
         for n in range(1, 1200):
             exact.append(
                 min(exact[n - p] + c for p, c in zip(parts, prices, strict=True) if p <= n)
             )
         for n in (*range(1, 40), 333, 1000, 1199):
-            found = covered.parts_of(n)
+            found = choice.of(n)
             assert sum(parts[i] for i in found) == n
             assert sum(prices[i] for i in found) == exact[n], (parts, prices, n)
             assert all(a >= b for a, b in pairwise(found))
@@ -127,7 +127,7 @@ def test_the_library_takes_the_same_parts(compiled: CompiledModel) -> None:
         shape = (c_int64 * 3)(batch, TOKENS, WIDTH)
         shapes = (c_void_p * 1)(addressof(shape))
         assert compiled._library.set_shapes(compiled._handle, shapes) == 0
-        stages = [s for p in covered.parts_of(batch) for s in compiled.variants[p].stages]
+        stages = [s for p in covered.choices[0].of(batch) for s in compiled.variants[p].stages]
         assert compiled._library.num_steps(compiled._handle) == len(stages)
         info = compiled._library.sized_output(compiled._handle, 1).contents
         assert [info.dims[i] for i in range(2)] == [batch, WIDTH]
@@ -302,6 +302,12 @@ def test_models_that_have_no_range(tmp_path: Path) -> None:
     assert "operator mean (node over_all)" in said and "--dim batch=SIZE,SIZE" in said
     with pytest.raises(ShapeError, match="output 'y' has 'batch' on axis 1"):
         compile_to_file(mixing("last"), out, dims={"batch": "1..8"})
+    first = mixing("mean")
+    first.graph.node[0].CopyFrom(helper.make_node("Slice", ["x", "zero", "nine", "zero"], ["y"]))
+    for name, n in (("zero", 0), ("nine", 9)):
+        first.graph.initializer.append(onnx.numpy_helper.from_array(np.array([n], np.int64), name))
+    with pytest.raises(ShapeError, match="whose size is not the dimension times a number"):
+        compile_to_file(first, out, dims={"batch": "1..10"})  # its parts have 1, 4 and 8 samples
     tokens = named(batched(), x_0=None, x_1="tokens", tokens_0=None, tokens_1="tokens")
     with pytest.raises(ShapeError, match=r"--dim tokens=2..9.* input 'x' has 'tokens' on axis 1"):
         compile_to_file(tokens, out, dims={"tokens": "2..9"}, shapes={"x.0": 3})
@@ -309,8 +315,6 @@ def test_models_that_have_no_range(tmp_path: Path) -> None:
         compile_to_file(batched(), out, dims={"batch": "1..8"}, target="cuda:sm_80")
     with pytest.raises(OptionError, match="have ranges, and one dimension"):
         compile_to_file(with_mask(), out, dims={"x.0": "1..8", "mask.0": "1..8"})
-    with pytest.raises(OptionError, match="a range and another dimension a list"):
-        compile_to_file(batched(), out, dims={"batch": "1..8", "x.1": [5, 6]})
     with pytest.raises(ShapeError, match="no symbolic dimension named 'rows'"):
         compile_to_file(batched(), out, dims={"rows": "1..8"})
     assert not out.exists()
@@ -373,6 +377,11 @@ def test_candidates_and_what_is_kept() -> None:
     assert candidates(Range(6, 60, 3), 2) == [3, 12, 48]
     assert candidates(Range(5, 8), 2) == [1, 4, 8]
     assert candidates(Range(1000, 3000, 1000), 2) == [25, 100, 400]
+    assert proof_sizes(Range(1, 40), [1, 4, 16]) == [40]
+    assert proof_sizes(Range(1, 8), [1, 4, 8]) == []
+    assert proof_sizes(Range(6, 6000, 3), [3, 12, 48]) == [63]
+    assert proof_sizes(Range(1000, 3000, 1000), [25, 100, 400]) == []
+    assert proof_sizes(Range(1, 1), [1]) == [2, 4] and proof_sizes(Range(3, 3), [3]) == [6]
     # the same price a sample: one part is enough, and a weighted one stays
     assert kept(Range(1, 64), {1: 1.0, 4: 4.0, 16: 16.0}) == [1]
     assert kept(Range(1, 64, weighted=(16,)), {1: 1.0, 4: 4.0, 16: 16.0}) == [1, 16]

@@ -1,4 +1,6 @@
 """``python -m tests.random``: any number of random graphs; each failure is shrunk to a small model.
+Beside some of them, graphs with an open batch are drawn and compared at several batches
+(:mod:`tests.random.batches`); their failures are saved as they are.
 
 Every batch runs in a child process, which serves many batches. If it dies or hangs, the graphs of
 the batch are tried one by one, and the one that kills it is reported.
@@ -22,12 +24,14 @@ from typing import IO
 import numpy as np
 import onnx
 
+from tests.random import batches
 from tests.random.builder import Drawn, model_of
 from tests.random.draw import OPSETS, draw
 from tests.random.engine import Found, Tally, check, difference, in_process, run, wanted
 from tests.random.shrink import Case, shrink
 
 BATCH = 20  # graphs in one compile
+RANGED = 5  # compiles until graphs with an open batch are drawn again; it meets every opset
 PATIENCE = (
     30.0  # seconds for a graph, of which one in a hundred is usual: then it counts as a crash
 )
@@ -56,7 +60,10 @@ def serve(folder: Path, small: bool) -> None:
         for line in sys.stdin:
             tally = Tally()
             first, count = map(int, line.split())
-            check(graphs_of(first, count), tally, precision_of(first))
+            precision = precision_of(first)
+            check(graphs_of(first, count), tally, precision)
+            if first // BATCH % RANGED == 0:
+                batches.check(batches.graphs_of(first, count, opset_of(first)), tally, precision)
             for found in tally.found:
                 save(found, folder, small)
             print(json.dumps(vars(tally) | {"found": [vars(f) for f in tally.found]}), flush=True)
@@ -64,6 +71,9 @@ def serve(folder: Path, small: bool) -> None:
 
 def save(found: Found, folder: Path, small: bool) -> None:
     """Saves the graph as ``SEED.onnx`` with its inputs, shrunk if ``small``."""
+    if found.kind == "range":
+        batches.save(found, folder)
+        return
     graph, precision = draw(found.seed, found.opset), precision_of(found.seed)
     case: Case = (model_of([graph]), dict(graph.feeds))
     if small and found.kind != "refused":
@@ -149,6 +159,7 @@ def search(
         total.drawn += size
         total.compared += tally.compared
         total.invalid += tally.invalid
+        total.ranged += tally.ranged
         total.kinds.update(tally.kinds)
         total.found += tally.found
         for f in tally.found if loud else ():
@@ -178,7 +189,8 @@ def main() -> int:
     kinds = Counter(f.kind for f in total.found)
     print(
         f"{total.drawn} graphs drawn, {total.compared} compared, {total.invalid} refused by ONNX "
-        f"Runtime; " + (", ".join(f"{n} {k}" for k, n in kinds.items()) or "no failure")
+        f"Runtime; {total.ranged} more at several batches; "
+        + (", ".join(f"{n} {k}" for k, n in kinds.items()) or "no failure")
     )
     return int(bool(total.found))
 

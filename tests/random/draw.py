@@ -19,14 +19,18 @@ PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum", "MatMulNBits")
 BETWEEN = frozenset(
     "Add Identity Reshape Squeeze Transpose Unsqueeze Gather GatherElements GatherND Slice".split()
 )
+SMALL = 6
 RANKS = (1, 2, 3, 3, 4, 4, 5)
 
 
-def draw(seed: int, opset: int) -> Drawn:
-    """The graph of this seed."""
+def draw(seed: int, opset: int, batch: int = 0) -> Drawn:
+    """The graph of this seed. With ``batch``, its first input has that size on its first axis, and
+    small ones on the others (:mod:`tests.random.batches`).
+    """
     random = Random(seed)
     b = Builder(random, opset, f"g{seed}_")
-    x = b.input([b.size() for _ in range(b.pick(RANKS))])
+    shape = [b.size() for _ in range(b.pick(RANKS))]
+    x = b.input([batch, *(min(size, SMALL) for size in shape[1:])] if batch else shape)
     inner: list[Tensor] = []
     # their own choices, so that a graph without them stays what it was
     apart, beside = Random(seed + 3), Random(seed + 5)

@@ -75,7 +75,7 @@ class Found:
 
     seed: int
     opset: int
-    kind: str  # "refused", "error", "wrong", "crash"
+    kind: str  # "refused", "error", "wrong", "crash"; "range": wrong or an error at open batches
     reason: str
 
 
@@ -84,6 +84,7 @@ class Tally:
     drawn: int = 0
     compared: int = 0
     invalid: int = 0  # refused by ONNX Runtime: the generator's fault, or a limit of ONNX Runtime
+    ranged: int = 0  # of other graphs, compared at several batches of one library
     kinds: Counter[str] = field(default_factory=Counter)
     found: list[Found] = field(default_factory=list)
 

@@ -155,7 +155,7 @@ def test_shapes_that_fit_no_variant(several: Path) -> None:
             model(x[None], mask)
         with pytest.raises(InputError, match="of 0 axes"):
             model(np.float32(3), mask)
-        with pytest.raises(InputError, match="axis 1 is 40 in every variant"):
+        with pytest.raises(InputError, match="axis 1 is 40 in every call"):
             model(x[:, :-1], mask)
         with pytest.raises(InputError, match=r"do not go together.*'x' \(4, 40\), 'mask' \(1,\)"):
             model(x, mask[:1])

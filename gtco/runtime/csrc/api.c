@@ -46,7 +46,8 @@ struct gtco_model {
   int* patches_end; /* of each variant; they begin where those of the variant before end */
   int num_patches;
   char* parallel;   /* of each variant: whether a step of it has several tasks */
-  gtco_parts parts; /* of a model with a range: how its samples are run */
+  gtco_parts* parts; /* of a model with a range: how its samples are run, at each choice of its other sizes */
+  gtco_parts* chosen; /* of these, for the next run */
   const gtco_variant* variant; /* of the next run; NULL until gtco_set_shapes chooses it */
   _Atomic int busy;
   char error[GTCO_MESSAGE_BYTES];
@@ -222,7 +223,7 @@ static gtco_status set_up(const gtco_options* options, gtco_model* m, char* mess
   int error = gtco_pool_start(pool);
   if (error)
     return gtco_fail(message, GTCO_ERROR_THREADS, "cannot start %d threads: %s", pool->threads - 1, strerror(error));
-  if (plan->cover) return gtco_parts_open(&m->parts, message);
+  if (plan->range) return gtco_parts_open(&m->parts, message);
   if (plan->num_variants == 1) m->variant = plan->variants;
   return GTCO_OK;
 }
@@ -236,7 +237,7 @@ static void release(gtco_model* m) {
   free(m->patches);
   free(m->patches_end);
   free(m->parallel);
-  gtco_parts_close(&m->parts);
+  gtco_parts_close(m->parts);
   free(m->pool.workers);
   free((void*)m->pool.unbroken);
   free(m);
@@ -293,7 +294,7 @@ static int run_part(gtco_model* m, int number, int64_t first, const void* const*
   const int tensors = gtco_num_tensors();
   for (int t = 0; t < tensors; ++t) {
     const char* pointer = gtco_pointer(inputs, outputs, t);
-    if (first) pointer += first * m->parts.sample_bytes[t];
+    if (first) pointer += first * m->chosen->sample_bytes[t];
     const int64_t bytes = gtco_tensor(variant, t)->nbytes;
     m->pointers[t] = in_place(pointer, bytes) ? (void*)pointer : m->staging[t];
     if (t < plan->num_inputs && m->pointers[t] != pointer && bytes) memcpy(m->pointers[t], pointer, (size_t)bytes);
@@ -305,7 +306,7 @@ static int run_part(gtco_model* m, int number, int64_t first, const void* const*
   if (error) return error;
   for (int t = plan->num_inputs; t < tensors; ++t) {
     char* pointer = outputs[t - plan->num_inputs];
-    if (first) pointer += first * m->parts.sample_bytes[t];
+    if (first) pointer += first * m->chosen->sample_bytes[t];
     const int64_t bytes = gtco_tensor(variant, t)->nbytes;
     if (m->pointers[t] != pointer && bytes) memcpy(pointer, m->pointers[t], (size_t)bytes);
   }
@@ -314,10 +315,10 @@ static int run_part(gtco_model* m, int number, int64_t first, const void* const*
 
 static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
   const gtco_variant* variant = m->variant;
-  if (!variant && plan->cover)
+  if (!variant && plan->range)
     return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
                      "gtco_run: model '%s' was compiled for %s of %lld to %lld; gtco_set_shapes says which one the run has",
-                     plan->name, plan->cover->symbol, (long long)plan->cover->low, (long long)plan->cover->high);
+                     plan->name, plan->range->symbol, (long long)plan->range->low, (long long)plan->range->high);
   if (!variant)
     return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
                      "gtco_run: model '%s' was compiled for %d shapes; gtco_set_shapes says which one the run has",
@@ -325,15 +326,17 @@ static gtco_status run(gtco_model* m, const void* const* inputs, void* const* ou
   gtco_status status = gtco_check_pointers(variant, inputs, outputs, m->error);
   if (status != GTCO_OK) return status;
   int error = 0;
-  if (!plan->cover) {
+  if (!plan->range) {
     error = run_part(m, (int)(variant - plan->variants), 0, inputs, outputs, seconds);
   } else {
+    const gtco_cover* cover = m->chosen->cover;
     int64_t first = 0;
-    for (int v = plan->num_variants - 1; v >= 0 && !error; --v)
-      for (int64_t i = 0; i < m->parts.counts[v] && !error; ++i) {
-        error = run_part(m, v, first, inputs, outputs, seconds);
-        first += plan->cover->sizes[v];
-        if (seconds) seconds += plan->variants[v].num_steps;
+    for (int v = cover->num_variants - 1; v >= 0 && !error; --v)
+      for (int64_t i = 0; i < m->chosen->counts[v] && !error; ++i) {
+        const int number = cover->first_variant + v;
+        error = run_part(m, number, first, inputs, outputs, seconds);
+        first += cover->sizes[v];
+        if (seconds) seconds += plan->variants[number].num_steps;
       }
   }
   if (error)
@@ -347,8 +350,13 @@ const gtco_variant* gtco_variant_of(const gtco_model* model) { return model->var
 /* The shapes of the next runs. Nothing changes if the model was not compiled for them. */
 static gtco_status set_shapes(gtco_model* m, const int64_t* const* shapes) {
   const gtco_variant* found = NULL;
-  const gtco_status status = plan->cover ? gtco_parts_of(&m->parts, shapes, &found, m->error)
-                                         : gtco_find_variant(shapes, &found, m->error);
+  gtco_status status;
+  if (plan->range) {
+    status = gtco_parts_of(m->parts, shapes, &m->chosen, m->error);
+    if (status == GTCO_OK) found = &m->chosen->sized;
+  } else {
+    status = gtco_find_variant(shapes, &found, m->error);
+  }
   if (status == GTCO_OK) m->variant = found;
   return status;
 }

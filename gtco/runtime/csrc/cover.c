@@ -5,37 +5,31 @@
 
 #include "error.h"
 #include "tensors.h"
+#include "variants.h"
 
 static const gtco_plan* const plan = &gtco_the_plan;
 
-static const gtco_tensor_info* described(int tensor) {
-  return gtco_is_output(tensor) ? &plan->outputs[tensor - plan->num_inputs] : &plan->inputs[tensor];
+static const gtco_variant* first_part(const gtco_parts* parts) { return &plan->variants[parts->cover->first_variant]; }
+
+static int64_t* all_dims(const gtco_variant* variant) {
+  size_t total = 0;
+  for (int t = 0; t < gtco_num_tensors(); ++t) total += (size_t)gtco_tensor(variant, t)->ndim;
+  return calloc(total + 1, sizeof(int64_t));
 }
 
-static int64_t* all_dims(int* total) {
-  *total = 0;
-  for (int t = 0; t < gtco_num_tensors(); ++t) *total += described(t)->ndim;
-  return calloc((size_t)*total + 1, sizeof(int64_t));
-}
-
-/* Where the samples of each tensor are, and room for the tensors at any number of samples. */
+/* Room for the tensors at any number of samples. */
 static int describe(gtco_parts* parts) {
   const int tensors = gtco_num_tensors();
   const size_t count = (size_t)tensors + 1;
-  int total;
-  parts->counts = calloc((size_t)plan->num_variants, sizeof *parts->counts);
+  parts->counts = calloc((size_t)parts->cover->num_variants, sizeof *parts->counts);
   parts->sample_bytes = calloc(count, sizeof *parts->sample_bytes);
-  parts->axes = calloc(count, sizeof *parts->axes);
   parts->tensors = calloc(count, sizeof *parts->tensors);
-  parts->dims = all_dims(&total);
-  if (!parts->counts || !parts->sample_bytes || !parts->axes || !parts->tensors || !parts->dims) return 0;
+  parts->dims = all_dims(first_part(parts));
+  if (!parts->counts || !parts->sample_bytes || !parts->tensors || !parts->dims) return 0;
   int64_t* dims = parts->dims;
   for (int t = 0; t < tensors; ++t) {
-    const gtco_tensor_info* one = gtco_tensor(plan->variants, t);
-    parts->axes[t] = -1;
-    for (int axis = 0; axis < one->ndim; ++axis)
-      if (described(t)->symbols[axis]) parts->axes[t] = axis;
-    parts->sample_bytes[t] = parts->axes[t] < 0 ? 0 : one->nbytes / plan->cover->sizes[0];
+    const gtco_tensor_info* one = gtco_tensor(first_part(parts), t);
+    parts->sample_bytes[t] = plan->range->axes[t] < 0 ? 0 : one->nbytes / parts->cover->sizes[0];
     parts->tensors[t] = *one;
     parts->tensors[t].dims = dims;
     for (int axis = 0; axis < one->ndim; ++axis) *dims++ = one->dims[axis];
@@ -45,9 +39,9 @@ static int describe(gtco_parts* parts) {
   return 1;
 }
 
-gtco_status gtco_parts_open(gtco_parts* parts, char* message) {
-  const gtco_cover* cover = plan->cover;
-  const int last = plan->num_variants - 1;
+static gtco_status open_one(gtco_parts* parts, const gtco_cover* cover, char* message) {
+  const int last = cover->num_variants - 1;
+  parts->cover = cover;
   parts->best = 0;
   for (int v = 1; v <= last; ++v)
     if ((double)cover->prices[v] / (double)cover->sizes[v] <=
@@ -56,11 +50,11 @@ gtco_status gtco_parts_open(gtco_parts* parts, char* message) {
   /* Of `best` others, some add up to a multiple of its size, and it does these at no higher price. So a cheapest sequence
    * has fewer others, and a number beyond this bound has a part of `best`. */
   parts->entries = (cover->sizes[parts->best] + 1) * cover->sizes[last] + 1;
-  if (parts->entries > cover->high + 1) parts->entries = cover->high + 1;
+  if (parts->entries > plan->range->high + 1) parts->entries = plan->range->high + 1;
   parts->price = calloc((size_t)parts->entries, sizeof *parts->price);
   parts->part = calloc((size_t)parts->entries, sizeof *parts->part);
   if (!describe(parts) || !parts->price || !parts->part)
-    return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory for the sizes of '%s'", cover->symbol);
+    return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory for the sizes of '%s'", plan->range->symbol);
   for (int64_t n = 1; n < parts->entries; ++n) {
     parts->part[n] = -1;
     for (int v = 0; v <= last && cover->sizes[v] <= n; ++v) {
@@ -75,64 +69,76 @@ gtco_status gtco_parts_open(gtco_parts* parts, char* message) {
   return GTCO_OK;
 }
 
-void gtco_parts_close(gtco_parts* parts) {
-  free(parts->counts);
-  free(parts->sample_bytes);
-  free(parts->axes);
-  free(parts->price);
-  free(parts->part);
-  free(parts->tensors);
-  free(parts->dims);
-}
-
-/* Whether so many samples can be run: those of the range, and those of a part. */
-static int is_size(int64_t size) {
-  const gtco_cover* cover = plan->cover;
-  for (int v = 0; v < plan->num_variants; ++v)
-    if (cover->sizes[v] == size) return 1;
-  return size >= cover->low && size <= cover->high && (size - cover->low) % cover->step == 0;
-}
-
-/* The number of samples in these shapes. */
-static gtco_status samples_of(const gtco_parts* parts, const int64_t* const* shapes, int64_t* samples, char* message) {
-  const gtco_cover* cover = plan->cover;
-  int first = -1;
-  for (int i = 0; i < plan->num_inputs; ++i) {
-    const gtco_tensor_info* info = &plan->inputs[i];
-    if (!shapes || (!shapes[i] && info->ndim))
-      return gtco_fail(message, GTCO_ERROR_ARGUMENT, "gtco_set_shapes: the shape of input %d ('%s') is NULL", i, info->name);
-    for (int axis = 0; axis < info->ndim; ++axis) {
-      const int64_t size = shapes[i][axis];
-      if (axis != parts->axes[i] && size != info->dims[axis])
-        return gtco_fail(message, GTCO_ERROR_ARGUMENT,
-                         "gtco_set_shapes: axis %d of input '%s' has size %lld, and this model was compiled for %lld alone",
-                         axis, info->name, (long long)size, (long long)info->dims[axis]);
-      if (axis != parts->axes[i]) continue;
-      if (!is_size(size))
-        return gtco_fail(message, GTCO_ERROR_ARGUMENT,
-                         "gtco_set_shapes: '%s' (axis %d of input '%s') is %lld, and this model was compiled for %lld to "
-                         "%lld in steps of %lld; gtco compile --dim '%s=LOW..HIGH:STEP' gives another range",
-                         cover->symbol, axis, info->name, (long long)size, (long long)cover->low, (long long)cover->high,
-                         (long long)cover->step, cover->symbol);
-      if (first >= 0 && size != *samples)
-        return gtco_fail(message, GTCO_ERROR_ARGUMENT,
-                         "gtco_set_shapes: '%s' is %lld in input '%s' and %lld in input '%s'; sizes of one name are equal "
-                         "in all inputs",
-                         cover->symbol, (long long)*samples, plan->inputs[first].name, (long long)size, info->name);
-      *samples = size;
-      first = i;
-    }
+gtco_status gtco_parts_open(gtco_parts** every, char* message) {
+  const gtco_range* range = plan->range;
+  *every = calloc((size_t)range->num_covers, sizeof **every);
+  if (!*every) return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory for the sizes of '%s'", range->symbol);
+  for (int c = 0; c < range->num_covers; ++c) {
+    const gtco_status status = open_one(&(*every)[c], &range->covers[c], message);
+    if (status != GTCO_OK) return status;
   }
   return GTCO_OK;
 }
 
-gtco_status gtco_parts_of(gtco_parts* parts, const int64_t* const* shapes, const gtco_variant** found, char* message) {
-  const gtco_cover* cover = plan->cover;
-  int64_t samples = 0, left;
-  const gtco_status status = samples_of(parts, shapes, &samples, message);
-  if (status != GTCO_OK) return status;
-  memset(parts->counts, 0, (size_t)plan->num_variants * sizeof *parts->counts);
-  left = samples;
+void gtco_parts_close(gtco_parts* every) {
+  for (int c = 0; every && c < plan->range->num_covers; ++c) {
+    free(every[c].counts);
+    free(every[c].sample_bytes);
+    free(every[c].price);
+    free(every[c].part);
+    free(every[c].tensors);
+    free(every[c].dims);
+  }
+  free(every);
+}
+
+/* Whether these shapes have the other sizes of these parts, whatever their number of samples. */
+static int has_other_sizes(const gtco_parts* parts, const int64_t* const* shapes) {
+  for (int i = 0; i < plan->num_inputs; ++i)
+    for (int axis = 0; axis < plan->inputs[i].ndim; ++axis)
+      if (axis != plan->range->axes[i] && shapes[i][axis] != first_part(parts)->inputs[i].dims[axis]) return 0;
+  return 1;
+}
+
+/* Whether so many samples can be run: those of the range, and those of a part. */
+static int is_size(const gtco_parts* parts, int64_t size) {
+  const gtco_range* range = plan->range;
+  for (int v = 0; v < parts->cover->num_variants; ++v)
+    if (parts->cover->sizes[v] == size) return 1;
+  return size >= range->low && size <= range->high && (size - range->low) % range->step == 0;
+}
+
+/* The number of samples in these shapes. */
+static gtco_status samples_of(const gtco_parts* parts, const int64_t* const* shapes, int64_t* samples, char* message) {
+  const gtco_range* range = plan->range;
+  int first = -1;
+  for (int i = 0; i < plan->num_inputs; ++i) {
+    const int axis = range->axes[i];
+    if (axis < 0) continue;
+    const int64_t size = shapes[i][axis];
+    if (!is_size(parts, size))
+      return gtco_fail(message, GTCO_ERROR_ARGUMENT,
+                       "gtco_set_shapes: '%s' (axis %d of input '%s') is %lld, and this model was compiled for %lld to "
+                       "%lld in steps of %lld; gtco compile --dim '%s=LOW..HIGH:STEP' gives another range",
+                       range->symbol, axis, plan->inputs[i].name, (long long)size, (long long)range->low,
+                       (long long)range->high, (long long)range->step, range->symbol);
+    if (first >= 0 && size != *samples)
+      return gtco_fail(message, GTCO_ERROR_ARGUMENT,
+                       "gtco_set_shapes: '%s' is %lld in input '%s' and %lld in input '%s'; sizes of one name are equal "
+                       "in all inputs",
+                       range->symbol, (long long)*samples, plan->inputs[first].name, (long long)size,
+                       plan->inputs[i].name);
+    *samples = size;
+    first = i;
+  }
+  return GTCO_OK;
+}
+
+/* Notes the parts of so many samples, and the tensors at that number. */
+static void use_samples(gtco_parts* parts, int64_t samples) {
+  const gtco_cover* cover = parts->cover;
+  int64_t left = samples;
+  memset(parts->counts, 0, (size_t)cover->num_variants * sizeof *parts->counts);
   if (left >= parts->entries) {
     const int64_t best = cover->sizes[parts->best];
     parts->counts[parts->best] = (left - parts->entries + best) / best;
@@ -140,14 +146,28 @@ gtco_status gtco_parts_of(gtco_parts* parts, const int64_t* const* shapes, const
   }
   for (; left > 0; left -= cover->sizes[parts->part[left]]) ++parts->counts[parts->part[left]];
   for (int t = 0; t < gtco_num_tensors(); ++t) {
-    if (parts->axes[t] < 0) continue;
-    const int64_t one = gtco_tensor(plan->variants, t)->dims[parts->axes[t]] / cover->sizes[0];
-    ((int64_t*)parts->tensors[t].dims)[parts->axes[t]] = one * samples;
+    const int axis = plan->range->axes[t];
+    if (axis < 0) continue;
+    const int64_t one = gtco_tensor(first_part(parts), t)->dims[axis] / cover->sizes[0];
+    ((int64_t*)parts->tensors[t].dims)[axis] = one * samples;
     parts->tensors[t].nbytes = parts->sample_bytes[t] * samples;
   }
   parts->sized.num_steps = 0;
-  for (int v = 0; v < plan->num_variants; ++v)
-    parts->sized.num_steps += (int32_t)(parts->counts[v] * plan->variants[v].num_steps);
-  *found = &parts->sized;
-  return GTCO_OK;
+  for (int v = 0; v < cover->num_variants; ++v)
+    parts->sized.num_steps += (int32_t)(parts->counts[v] * first_part(parts)[v].num_steps);
+}
+
+gtco_status gtco_parts_of(gtco_parts* every, const int64_t* const* shapes, gtco_parts** found, char* message) {
+  gtco_status status = gtco_check_shapes(shapes, message);
+  if (status != GTCO_OK) return status;
+  for (int c = 0; c < plan->range->num_covers; ++c) {
+    if (!has_other_sizes(&every[c], shapes)) continue;
+    int64_t samples = 0;
+    status = samples_of(&every[c], shapes, &samples, message);
+    if (status != GTCO_OK) return status;
+    use_samples(&every[c], samples);
+    *found = &every[c];
+    return GTCO_OK;
+  }
+  return gtco_refuse_shapes(shapes, message);
 }

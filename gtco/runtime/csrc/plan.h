@@ -37,14 +37,22 @@ typedef struct {
   int32_t first_ref, num_refs;
 } gtco_variant;
 
+/* The variants whose sums are the numbers of samples that are run, at one choice of the model's other sizes. */
+typedef struct {
+  int32_t first_variant, num_variants;
+  const int64_t* sizes;  /* samples of each of these variants, ascending */
+  const int64_t* prices; /* predicted nanoseconds of each one's run, 1 or more */
+} gtco_cover;
+
 /* Of a model that computes each sample by itself: any number of samples of the range is run as parts, and each part is a
- * variant. Samples are along the outermost axis of every tensor that has the symbol. */
+ * variant. Samples are along the outermost axis of every tensor that has them. */
 typedef struct {
   const char* symbol;
   int64_t low, high, step;
-  const int64_t* sizes;  /* samples of each variant, ascending */
-  const int64_t* prices; /* predicted nanoseconds of each variant's run, 1 or more */
-} gtco_cover;
+  const int32_t* axes; /* of each tensor, inputs first: where its samples are; -1 if it is the same for all samples */
+  const gtco_cover* covers; /* one for each choice of the other sizes */
+  int32_t num_covers;
+} gtco_range;
 
 typedef struct {
   const char* name;
@@ -52,7 +60,7 @@ typedef struct {
   const gtco_tensor_info* inputs; /* sizes that differ between the variants are symbols */
   const gtco_tensor_info* outputs;
   const gtco_variant* variants; /* at least one */
-  const gtco_cover* cover; /* NULL: a variant for each shape */
+  const gtco_range* range; /* NULL: a variant for each shape */
   const gtco_step* steps; /* of all variants, one after the other, as refs are */
   const gtco_ref* refs;
   int32_t num_features, num_inputs, num_outputs, num_variants, num_steps, num_refs;

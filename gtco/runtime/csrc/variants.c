@@ -46,7 +46,7 @@ static int known_sizes(int input, int axis, int64_t size, list* known) {
   return found;
 }
 
-static gtco_status refuse(const int64_t* const* shapes, char* message) {
+gtco_status gtco_refuse_shapes(const int64_t* const* shapes, char* message) {
   list given = {"", 0};
   for (int i = 0; i < plan->num_inputs; ++i) {
     const gtco_tensor_info* info = &plan->inputs[i];
@@ -56,6 +56,7 @@ static gtco_status refuse(const int64_t* const* shapes, char* message) {
       const char* symbol = info->symbols[axis];
       list known = {"", 0};
       add(&given, "%s%lld", axis ? ", " : "", (long long)size);
+      if (plan->range && plan->range->axes[i] == axis) continue;
       if (known_sizes(i, axis, size, &known)) continue;
       if (!symbol)
         return gtco_fail(message, GTCO_ERROR_ARGUMENT,
@@ -74,16 +75,22 @@ static gtco_status refuse(const int64_t* const* shapes, char* message) {
                    given.text);
 }
 
-gtco_status gtco_find_variant(const int64_t* const* shapes, const gtco_variant** found, char* message) {
+gtco_status gtco_check_shapes(const int64_t* const* shapes, char* message) {
   for (int i = 0; i < plan->num_inputs; ++i)
     if (!shapes || (!shapes[i] && plan->inputs[i].ndim))
       return gtco_fail(message, GTCO_ERROR_ARGUMENT, "gtco_set_shapes: the shape of input %d ('%s') is NULL", i,
                        plan->inputs[i].name);
+  return GTCO_OK;
+}
+
+gtco_status gtco_find_variant(const int64_t* const* shapes, const gtco_variant** found, char* message) {
+  const gtco_status status = gtco_check_shapes(shapes, message);
+  if (status != GTCO_OK) return status;
   for (int v = 0; v < plan->num_variants; ++v) {
     *found = &plan->variants[v];
     if (has_shapes(*found, shapes)) return GTCO_OK;
   }
-  return refuse(shapes, message);
+  return gtco_refuse_shapes(shapes, message);
 }
 
 /* ---- describing ---- */

@@ -7,6 +7,13 @@
 /* The variant that the next run takes; NULL if gtco_set_shapes has to choose one first. Each kind of model defines it. */
 const gtco_variant* gtco_variant_of(const gtco_model* model);
 
+/* GTCO_ERROR_ARGUMENT if a shape is missing. */
+gtco_status gtco_check_shapes(const int64_t* const* shapes, char* message);
+
+/* GTCO_ERROR_ARGUMENT for input shapes that no variant has, and a message that lists the sizes of the variants. The axes
+ * where a range has its samples are passed over. */
+gtco_status gtco_refuse_shapes(const int64_t* const* shapes, char* message);
+
 /* Finds the variant of these input shapes. If no variant has them, it returns GTCO_ERROR_ARGUMENT, and the message lists
  * the sizes of the variants. */
 gtco_status gtco_find_variant(const int64_t* const* shapes, const gtco_variant** found, char* message);

@@ -62,7 +62,7 @@ extern const unsigned char gtco_the_weights[];
 const gtco_plan gtco_the_plan = {
   .name = "tiny",
   .features = features, .inputs = inputs, .outputs = outputs, .variants = variants,
-  .steps = steps, .refs = refs, .cover = NULL,
+  .steps = steps, .refs = refs, .range = NULL,
   .num_features = 13,
   .num_inputs = 1,
   .num_outputs = 2,
