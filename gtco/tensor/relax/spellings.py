@@ -134,6 +134,13 @@ def _softmax(function: Callable[..., Any]) -> Spelling:
     return lambda b, op, x, types: b.emit(function(x[0], axis=op["axis"]))
 
 
+def _cumsum(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    axis, turned = op["axis"], bool(op["reverse"])
+    given = b.emit(R.flip(x[0], axis)) if turned else x[0]
+    sums = b.emit(R.cumsum(given, axis, exclusive=bool(op["exclusive"])))
+    return b.emit(R.flip(sums, axis)) if turned else sums
+
+
 def _layer_norm(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
     """A layer_norm in two passes, which subtracts the mean before squaring. Relax's own takes
     E[x^2] - E[x]^2, which cancels.
@@ -295,6 +302,7 @@ SPELLINGS: dict[str, Spelling] = {
     "argmin": _place(R.argmin),
     "softmax": _softmax(R.nn.softmax),
     "log_softmax": _softmax(R.nn.log_softmax),
+    "cumsum": _cumsum,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
