@@ -22,6 +22,7 @@ from gtco.graph.lower.layers import LAYER_RULES
 from gtco.graph.lower.movement import MOVEMENT_RULES
 from gtco.graph.lower.quantization import QUANTIZATION_RULES
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
+from gtco.tensor.stage import TensorType
 
 __all__ = ["RULES", "Lowering", "NoRule", "Rule"]
 

@@ -13,8 +13,8 @@ Over the last axis, or one whose neighbours are a few elements apart (``rows``):
 Over other axes (``columns``; vectors run along the last axes)::
 
     for task in outer index x chunks of columns:    # parallel
-      for r along the axis:
-        sums[column] += prologue(r, column)         # in registers
+      for r along the axis:                         # of wide chunks, a few at a time
+        sums[column] += prologue(r, column)         # in registers, or in scratch if they are wide
         output[epilogue's index] = epilogue(sums[column])
 
 A row has one task, so a single row, however long, runs on one thread.
@@ -40,7 +40,7 @@ SUMMED = ("float32", "float64", "int32", "int64", "uint32", "uint64")
 
 
 def match(stage: Stage, target: Target) -> Scan | None:
-    """The stage as one running sum with a readable prologue and a one-to-one epilogue, else None."""
+    """The stage as one running sum with a readable prologue and a one-to-one epilogue, or None."""
     op = anchor(stage, "cumsum")
     if op is None or not is_static(stage) or op.type.dtype not in SUMMED:
         return None
@@ -76,4 +76,4 @@ class Scan(ScanFacts):
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = ScanLoops(self, config["rows"])
         tasks = ceil(self.units / config["rows"])
-        return program(symbol, self.stage, self.target, tasks, loops.emit)
+        return program(symbol, self.stage, self.target, tasks, loops.emit, self.scratch)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from math import ceil, prod
+from collections.abc import Callable
+from math import ceil
 
 from tvm import tirx
 
 from gtco.tensor.analysis.indices import split_flat
-from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments
+from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.sketch.scan.facts import ScanFacts
 from gtco.tensor.sketch.shared.streaming import tasks_of_rows, unflatten, vector_runs
+
+SIDE = 4  # rows that are taken at a time where chunks are wide
 
 
 class ScanLoops:
@@ -26,6 +29,7 @@ class ScanLoops:
         sketch = self.sketch
         self.em, self.args = em, args
         self.reader = Reader(sketch.stage, em, args.inputs)
+        self.held = sketch.scratch.arrays(args)
         with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
             outer = unflatten(em, unit, sketch.counted)
             if sketch.by_rows:
@@ -48,19 +52,19 @@ class ScanLoops:
         em.store_vector(carried, [0], em.splat(self.nothing, lanes), lanes)
         whole, rest = divmod(sketch.length, lanes)
 
-        def some(count: int) -> None:
+        def vectors() -> None:
             with em.loop(whole, "block") as block:
                 at = whole - 1 - block if sketch.reverse else block
-                self.vector(outer, at * lanes, count, carried)
+                self.vector(outer, at * lanes, lanes, carried)
 
-        if sketch.reverse and rest:
-            self.vector(outer, whole * lanes, rest, carried)
-        if whole:
-            some(lanes)
-        if not sketch.reverse and rest:
-            self.vector(outer, whole * lanes, rest, carried)
+        def remaining() -> None:
+            if rest:
+                self.vector(outer, whole * lanes, rest, carried)
 
-    def vector(self, outer: list[Expr], begin: Expr, count: int, carried: object) -> None:
+        for part in (remaining, vectors) if sketch.reverse else (vectors, remaining):
+            part()
+
+    def vector(self, outer: list[Expr], begin: Expr, count: int, carried: Array) -> None:
         """Emits ``count`` positions of a row. ``carried`` has the sums that they begin with."""
         em, sketch = self.em, self.sketch
         lanes = sketch.lanes
@@ -89,7 +93,7 @@ class ScanLoops:
 
     # columns --------------------------------------------------------------------------------------
     def chunk(self, outer: list[Expr]) -> None:
-        """Emits neighbouring columns, whose sums stay in registers."""
+        """Emits a chunk of neighbouring columns."""
         em, sketch = self.em, self.sketch
         *others, chunk = outer
         width, columns = sketch.chunk, sketch.columns
@@ -104,24 +108,46 @@ class ScanLoops:
         )
 
     def columns(self, others: list[Expr], first: Expr, width: int) -> None:
+        """Emits ``width`` columns from ``first`` on. ``others`` is the index along the axes that
+        count chunks.
+        """
         em, sketch = self.em, self.sketch
-        count, axis = sketch.shape[sketch.axis], sketch.axis
-        runs = [
-            (begin + k * lanes, lanes)
-            for begin, many, lanes in vector_runs(width, sketch.full)
-            for k in range(many)
-        ]
-        sums = em.registers(width, sketch.dtype)
-        for begin, lanes in runs:
+        count = sketch.shape[sketch.axis]
+        wide = sketch.wide
+        sums = self.held["sums"] if wide else em.registers(width, sketch.dtype)
+
+        def each(body: Callable[[Expr, int], None]) -> None:
+            for begin, many, lanes in vector_runs(width, sketch.full):
+                if wide:
+                    with em.loop(many, "j") as j:
+                        body(begin + j * lanes, lanes)
+                else:
+                    for k in range(many):
+                        body(begin + k * lanes, lanes)
+
+        def clear(begin: Expr, lanes: int) -> None:
             with em.vector(lanes) as lane:
                 em.store(sums, [begin + lane], self.nothing)
-        with em.loop(count, "r") as r:
-            along = count - 1 - r if sketch.reverse else r
-            for begin, lanes in runs:
+
+        def add(r: Expr, side: int) -> Callable[[Expr, int], None]:
+            def body(begin: Expr, lanes: int) -> None:
                 with em.vector(lanes) as lane:
-                    place = split_flat(first + begin + lane, sketch.shape[sketch.cut :])
-                    index = [*others[:axis], along, *others[axis:], *place]
+                    column = first + begin + lane
                     before = em.let(em.load(sums, [begin + lane]), "before")
-                    now = em.let(before + self.source(index), "now")
-                    em.store(sums, [begin + lane], now)
-                    self.finish(index, before if sketch.exclusive else now)
+                    for k in range(side):
+                        along = count - 1 - (r + k) if sketch.reverse else r + k
+                        place = split_flat(column, sketch.shape[sketch.cut :])
+                        index = [*others[: sketch.axis], along, *others[sketch.axis :], *place]
+                        now = em.let(before + self.source(index), "now")
+                        self.finish(index, before if sketch.exclusive else now)
+                        before = now
+                    em.store(sums, [begin + lane], before)
+
+            return body
+
+        each(clear)
+        side = min(SIDE, count) if wide else 1
+        with em.loop(count // side, "r") as r:
+            each(add(r * side, side))
+        if count % side:
+            each(add(count - count % side, count % side))
