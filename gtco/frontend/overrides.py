@@ -23,6 +23,7 @@ from tvm import relax
 
 from gtco.frontend.attention import attention
 from gtco.frontend.col2im import col2im
+from gtco.frontend.cumsum import cumsum
 from gtco.frontend.linear_quantization import (
     UnsuitableQuantization,
     conv_integer,
@@ -378,17 +379,6 @@ def _prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return relax.op.where(below, builder.emit(relax.op.multiply(x, slope)), x)
 
 
-def _cumsum(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """CumSum from the end, with Relax's flip. TVM writes a function of its own for it."""
-    axis = _constant(inputs[1])
-    if not attrs.get("reverse", 0) or axis is None or axis.size != 1:
-        return None
-    along, exclusive = int(axis.reshape(-1)[0]), bool(attrs.get("exclusive", 0))
-    turned = builder.emit(relax.op.flip(inputs[0], along))
-    sums = builder.emit(relax.op.cumsum(turned, along, exclusive=exclusive))
-    return builder.emit(relax.op.flip(sums, along))
-
-
 OVERRIDES: dict[str, Override] = {
     "LayerNormalization": layer_normalization,
     "SkipLayerNormalization": skip_layer_normalization,
@@ -400,7 +390,7 @@ OVERRIDES: dict[str, Override] = {
     "BatchNormalization": _batch_normalization,
     "IsInf": _is_inf,
     "Constant": _constant_node,
-    "CumSum": _cumsum,
+    "CumSum": cumsum,
     "ConvTranspose": _conv_transpose,
     "Celu": _celu,
     "Einsum": _einsum,
