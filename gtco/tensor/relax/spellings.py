@@ -20,7 +20,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType
 # Kinds whose spelling has the output's shape, and whose call stores each element once. They need
 # no reshape, which would be a second call: only a single call is spread over threads. A reduction
 # accumulates in what it writes. Its reshape stays, so that no compiler reads the output early.
-ONE_CALL = ("scatter", "topk")
+ONE_CALL = ("scatter", "topk", "cumsum")
 
 
 def module_of(stage: Stage, apart: bool = False) -> Any:
