@@ -376,7 +376,7 @@ def elementwise(d: Drawing) -> str:
 def scatter(d: Drawing) -> str:
     """Alone in its stage. Integers are drawn below 9, and each names a row."""
     d.depth = 0
-    rows, length, count = 8 + d.size(12), d.size(40), d.pick(1, 5, 30)
+    rows, length, count = 9 + d.size(12), d.size(40), d.pick(1, 5, 30)
     x, u = d.input((rows, length)), d.input((count, length))
     kind = d.pick("update", "add", "max")
     return d.add("scatter", x, d.input((count,), dtype="uint8"), u, rows=rows, reduction=kind)
