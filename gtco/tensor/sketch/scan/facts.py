@@ -15,6 +15,7 @@ from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.emit.scratch import Piece, Scratch
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
+LINE = 64  # bytes of a cache line
 UNIT = 16  # bytes of a vector in which lanes move at the least cost
 # Bytes of a row's run in a chunk of columns. With sums in registers, a chunk goes down all rows,
 # each of which may be a page of its own. If the tensors are a good part of the last cache, the TLB
@@ -130,12 +131,17 @@ class ScanFacts:
 
     @cached_property
     def chunk(self) -> int:
-        """The columns of a task. Few tasks are as many as the cores take at once."""
-        vectors = ceil(self.columns / self.full)
-        most = (WIDE if self.wide else NARROW) // ITEM_BYTES[self.dtype] // self.full
+        """The columns of a task. Few tasks are as many as the cores take at once, if rows begin at
+        cache lines. Else two cores would write the line at each end of every run, so that narrow
+        rows stay whole.
+        """
+        vectors, size = ceil(self.columns / self.full), ITEM_BYTES[self.dtype]
+        apart = self.inner * size % LINE == 0
+        run = WIDE if self.wide else NARROW if apart else 2 * NARROW
+        most = run // size // self.full
         others = prod(self.shape[: self.axis]) * prod(self.shape[self.axis + 1 : self.cut])
         chunks, cores = ceil(vectors / most), self.target.cores
-        if chunks * others < FEW * cores:
+        if apart and chunks * others < FEW * cores:
             chunks = ceil(ceil(chunks * others / cores) * cores / others)
         return min(self.columns, ceil(vectors / chunks) * self.full)
 
