@@ -280,6 +280,12 @@ def softmax(d: Drawing) -> str:
     return d.add(d.pick("softmax", "log_softmax"), d.given(shape), axis=axis)
 
 
+def cumsum(d: Drawing) -> str:
+    shape = [d.size(40) for _ in range(d.pick(1, 2, 3))]
+    axis, exclusive, reverse = d.pick(*range(len(shape))), d.pick(False, True), d.pick(False, True)
+    return d.add("cumsum", d.given(shape), axis=axis, exclusive=exclusive, reverse=reverse)
+
+
 def norm(d: Drawing) -> str:
     shape = [d.size(60) for _ in range(d.pick(1, 2, 3))]
     vectors = [d.given(shape[-1:], 1) for _ in range(2)]
@@ -370,7 +376,7 @@ def elementwise(d: Drawing) -> str:
 def scatter(d: Drawing) -> str:
     """Alone in its stage. Integers are drawn below 9, and each names a row."""
     d.depth = 0
-    rows, length, count = 8 + d.size(12), d.size(40), d.pick(1, 5, 30)
+    rows, length, count = 9 + d.size(12), d.size(40), d.pick(1, 5, 30)
     x, u = d.input((rows, length)), d.input((count, length))
     kind = d.pick("update", "add", "max")
     return d.add("scatter", x, d.input((count,), dtype="uint8"), u, rows=rows, reduction=kind)
@@ -396,6 +402,7 @@ CORES: tuple[Callable[[Drawing], str], ...] = (
     half_attention,
     reduction,
     softmax,
+    cumsum,
     norm,
     norm_across,
     group_norm,

@@ -55,7 +55,7 @@ INSTRUCTIONS = {
 }  # fmt: skip
 MOVEMENT = frozenset(
     "Constant Reshape Transpose Slice Concat Split Gather Unsqueeze Pad "
-    "DepthToSpace SpaceToDepth".split()
+    "DepthToSpace SpaceToDepth GatherElements".split()
 )
 # operators whose limit is measured as a whole: what limits.py has of them
 ROWS = {

@@ -65,6 +65,21 @@ CASES: dict[str, tuple[str, str, str]] = {
         "a = Constant<value_ints=[1]>()\n y = ReduceMax<keepdims=0>(x, a)",
         "float[1] y",
     ),
+    "running sums of tokens [197,768]": (
+        "float[1,197,768] x",
+        "a = Constant<value_int=1>()\n y = CumSum(x, a)",
+        "float[1,197,768] y",
+    ),
+    "running sums of rows [100,1000]": (
+        "float[100,1000] x",
+        "a = Constant<value_int=1>()\n y = CumSum(x, a)",
+        "float[100,1000] y",
+    ),
+    "gather elements [100,100]": (
+        "float[100,1000] x, int64[100,100] i",
+        "y = GatherElements<axis=1>(x, i)",
+        "float[100,100] y",
+    ),
     "softmax [4,196,196]": (
         "float[4,196,196] x",
         "y = Softmax<axis=-1>(x)",

@@ -23,6 +23,7 @@ from tvm import relax
 
 from gtco.frontend.attention import attention
 from gtco.frontend.col2im import col2im
+from gtco.frontend.cumsum import cumsum
 from gtco.frontend.linear_quantization import (
     UnsuitableQuantization,
     conv_integer,
@@ -389,6 +390,7 @@ OVERRIDES: dict[str, Override] = {
     "BatchNormalization": _batch_normalization,
     "IsInf": _is_inf,
     "Constant": _constant_node,
+    "CumSum": cumsum,
     "ConvTranspose": _conv_transpose,
     "Celu": _celu,
     "Einsum": _einsum,

@@ -9,7 +9,7 @@ from gtco.support.errors import ShapeError
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Dim, TensorType
 
-_SAME = frozenset("identity softmax log_softmax layer_norm rms_norm group_norm roll".split())
+_SAME = frozenset("identity softmax log_softmax cumsum layer_norm rms_norm group_norm roll".split())
 
 
 def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:

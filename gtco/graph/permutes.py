@@ -114,8 +114,9 @@ def through(op: Operator, axes: Axes) -> tuple[Attrs, tuple[bool, ...]] | None:
     if OPERATORS[op.kind].pattern == ELEMENTWISE or op.kind in ("identity", "broadcast"):
         return op.attrs, (True,) * len(op.inputs)
     attrs = dict(op.attrs)
-    if op.kind in ("concat", "softmax", "log_softmax"):
-        return make_attrs(axis=axes.index(op["axis"])), (True,) * len(op.inputs)
+    if op.kind in ("concat", "softmax", "log_softmax", "cumsum"):
+        attrs["axis"] = axes.index(op["axis"])
+        return make_attrs(**attrs), (True,) * len(op.inputs)
     if op.kind in ("pad", "roll", "slice"):
         for key in ("before", "after", "shifts", "begin", "strides"):
             if key in attrs:

@@ -240,6 +240,7 @@ RULES: Mapping[str, Callable[[Call], Place]] = {
     **dict.fromkeys(("sum", "mean", "max", "min", "prod", "argmax", "argmin"), _reduction),
     "softmax": _along_axis,
     "log_softmax": _along_axis,
+    "cumsum": _along_axis,
     "layer_norm": _without_last(1),
     "rms_norm": _without_last(1),
     "topk": _without_last(1),

@@ -24,6 +24,7 @@ SKETCHES = {
     "grid_sample": "sampling at points",
     "scatter": "scattering",
     "topk": "the largest elements",
+    "scan": "running sums",
     "elementwise": "element-wise work and movement",
     "fallback": "a single operator as TVM compiles it: right, and slow",
 }

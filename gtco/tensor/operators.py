@@ -81,6 +81,13 @@ OPERATORS: dict[str, OperatorInfo] = {
     },
     "softmax": OperatorInfo(REDUCTION, (1, 1), ("axis",)),
     "log_softmax": OperatorInfo(REDUCTION, (1, 1), ("axis",)),
+    "cumsum": OperatorInfo(
+        REDUCTION,
+        (1, 1),
+        ("axis", "exclusive", "reverse"),
+        "each element is the sum of those up to it along the axis; exclusive: without itself; "
+        "reverse: from the end on",
+    ),
     "layer_norm": OperatorInfo(
         REDUCTION,
         (3, 3),

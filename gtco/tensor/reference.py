@@ -75,6 +75,16 @@ def _log_softmax(x: Array, axis: int) -> Array:
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
 
+def cumsum(x: Array, axis: int, exclusive: bool = False, reverse: bool = False) -> Array:
+    """The sum of the elements up to each one along an axis, in the dtype of ``x``."""
+    x = np.flip(x, axis) if reverse else x
+    sums = np.cumsum(x, axis, dtype=x.dtype)
+    if exclusive:
+        first = np.zeros_like(np.take(sums, [0], axis))
+        sums = np.concatenate([first, np.delete(sums, -1, axis)], axis)
+    return np.flip(sums, axis) if reverse else sums
+
+
 # (operator, attributes, arrays) -> array
 
 
@@ -285,6 +295,7 @@ _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] 
     "argmin": lambda op, a, x: np.argmin(x[0], axis=a["axis"], keepdims=a["keepdims"]),
     "softmax": lambda op, a, x: softmax(x[0], a["axis"]),
     "log_softmax": lambda op, a, x: _log_softmax(x[0], a["axis"]),
+    "cumsum": lambda op, a, x: cumsum(x[0], **a),
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,

@@ -99,6 +99,8 @@ def every_stage() -> list[Stage]:
             ("permute", "n", "y", T((1, 24, 70)), {"axes": (0, 2, 1)}),
         ),
         single("softmax", x, out=x, axis=1),
+        single("cumsum", x, out=x, axis=1, exclusive=False, reverse=False),
+        single("cumsum", x, out=x, axis=0, exclusive=True, reverse=True),
         single("moments", T((1, 5, 49, 100)), out=T((1, 5, 2, 100))),
         single("merged_moments", T((1, 7, 2, 70)), out=T((1, 2, 70)), groups=7, epsilon=1e-5),
         single("topk", x, out=T((6, 3), "int64"), k=3, largest=1),

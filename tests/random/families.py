@@ -368,7 +368,8 @@ def scan(b: Builder, x: Tensor) -> Tensor:
     b.special = False
     if b.chance(0.5):
         axes = b.constant(axis, "int64")
-        return b.add("CumSum", [x, axes], x.shape)
+        turned = {"exclusive": int(b.chance(0.3)), "reverse": int(b.chance(0.3))}
+        return b.add("CumSum", [x, axes], x.shape, **turned)
     b.smooth = False
     shape = [1 if a == axis else n for a, n in enumerate(x.shape)]
     x = _without_hidden_rows(b, x)  # each engine decides which of several NaN is the largest

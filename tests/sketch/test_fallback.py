@@ -339,6 +339,7 @@ def test_every_kind_is_covered() -> None:
             "argmin",
             "softmax",
             "log_softmax",
+            "cumsum",
             "layer_norm",
             "rms_norm",
             "group_norm",

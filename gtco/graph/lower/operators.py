@@ -22,6 +22,7 @@ from gtco.graph.lower.layers import LAYER_RULES
 from gtco.graph.lower.movement import MOVEMENT_RULES
 from gtco.graph.lower.quantization import QUANTIZATION_RULES
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
+from gtco.tensor.stage import TensorType
 
 __all__ = ["RULES", "Lowering", "NoRule", "Rule"]
 
@@ -267,6 +268,18 @@ def _softmax(kind: str) -> Rule:
     return rule
 
 
+def _cumsum(lowering: Lowering, call: relax.Call) -> str:
+    """A sum of what comes before, in the result's dtype. Without an axis, the tensor is one row."""
+    x, made, axis = lowering.value(call.args[0]), _type(call), call.attrs.axis
+    known = lowering.type(x)
+    if known.dtype != made.dtype:
+        x = lowering.emit("cast", (x,), TensorType(known.shape, made.dtype))
+    if axis is None:
+        x, axis = lowering.reshape(x, made.shape), 0
+    along, exclusive = integer(axis) % max(len(made.shape), 1), bool(call.attrs.exclusive)
+    return lowering.emit("cumsum", (x,), axis=along, exclusive=exclusive, reverse=False)
+
+
 RULES: dict[str, Rule] = {
     **{row.relax: _plain(row.name) for row in ELEMENTWISE_OPERATORS.values() if row.relax},
     "clip": _clip,
@@ -310,6 +323,7 @@ RULES: dict[str, Rule] = {
     "argmin": _place("argmin"),
     "variance": _variance,
     "std": _std,
+    "cumsum": _cumsum,
     "nn.softmax": _softmax("softmax"),
     "nn.log_softmax": _softmax("log_softmax"),
     **MOVEMENT_RULES,

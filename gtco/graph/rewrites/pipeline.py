@@ -21,6 +21,7 @@ from gtco.graph.rewrites.name_outputs import name_outputs
 from gtco.graph.rewrites.pointwise_before_upsampling import pointwise_before_upsampling
 from gtco.graph.rewrites.roll import roll
 from gtco.graph.rewrites.rows_unread import rows_unread
+from gtco.graph.rewrites.running_sums import running_sums
 from gtco.graph.rewrites.simplify_arithmetic import simplify_arithmetic
 from gtco.graph.rewrites.simplify_movement import simplify_movement
 from gtco.graph.rewrites.simplify_slices import simplify_slices
@@ -38,6 +39,8 @@ PIPELINE: tuple[Rewrite, ...] = (
     simplify_movement,
     simplify_arithmetic,
     common_subexpressions,
+    # While a flip stands beside its sums. Later rewrites of slices may move it.
+    running_sums,
     # Gathers of a range become slices, so movement can be simplified once more with them.
     roll,
     simplify_slices,

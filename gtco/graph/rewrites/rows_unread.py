@@ -74,7 +74,7 @@ def _read(graph: Graph, op: Operator, cut: Sequence[Axis]) -> list[Sequence[Axis
             return [*rows, *([*cut[:-1], (0, 1, k[-2][2])] for _ in whole[3:])]
         case "layer_norm" | "rms_norm" if uncut(size - 1):
             return [cut, *(None for _ in whole[1:])]
-        case "softmax" | "log_softmax" if uncut(op["axis"]):
+        case "softmax" | "log_softmax" | "cumsum" if uncut(op["axis"]):
             return [cut]
         case kind if kind in UNARY or kind in BROADCASTING:
             return [cut for _ in whole]

@@ -36,6 +36,15 @@ class _Place:
     broadcast: dict[tuple[int, ...], _Place] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Picked:
+    """A gather that was followed at an index; ``inside`` the data of another one or not."""
+
+    op: Operator
+    index: tuple[Expr, ...]
+    inside: bool
+
+
 @dataclass
 class Probe:
     """Records the flat place of each load of a stage, and each condition that a range does not
@@ -48,6 +57,8 @@ class Probe:
     conditions: list[Expr] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)  # the begins of the concat parts that are read
     indices: list[Expr] = field(default_factory=list)  # the flat places of the indices of gathers
+    # each gather that was followed, those that are in the indices of another one before it
+    picked: list[Picked] = field(default_factory=list)
     # The places that gathers read along their axis, by their outputs. They are known only at run
     # time, so each is a variable, the same for all places of the output. Probes of a stage may
     # share them.
@@ -55,6 +66,7 @@ class Probe:
     # by the ids of an index's expressions; it holds these, so that no id is used again
     _places: dict[tuple[int, ...], _Place] = field(default_factory=dict)
 
+    _within: int = 0  # the gathers whose data is followed
     # the variable along which loads must run evenly, and the greatest distance
     _asked: tuple[Expr, int] | None = None
 
@@ -139,7 +151,10 @@ class Probe:
                 picked = index[axis : axis + rank]
                 self.indices.append(flatten(picked, shape_of(self.stage, op.inputs[1])))
                 self.follow(op.inputs[1], picked)
+                self.picked.append(Picked(op, tuple(index), self._within > 0))
+                self._within += 1
                 self.follow(source, [*index[:axis], self._row(op), *index[axis + rank :]])
+                self._within -= 1
             case _:
                 self.follow(source, source_index(op, index, shape_of(self.stage, source)))
 

@@ -147,16 +147,29 @@ class Reader:
 
     def gathered(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         axis, rank = op["axis"], len(self.shape(op.inputs[1]))
-        where = self.value(op.inputs[1], index[axis : axis + rank])
-        where = self.emitter.let(tirx.Cast(self.emitter.index_dtype, where), "row")
-        # A negative index counts from the end. This is a remainder, not a choice: of seven choices
-        # side by side, LLVM makes vector code with a mask that it does not compute. An index of the
-        # user may lie outside; it reads inside, and the sum does not overflow.
-        size = max(shape[axis], 1)
-        most = (2**62 if self.emitter.index_dtype == "int64" else 2**31 - 1) - size
-        where = self.emitter.let(tirx.max(tirx.min(where, most), -size), "row")
-        where = self.emitter.let(tirx.truncmod(where + size, size), "row")
+        where = self.inside(self.place(op, index), op)
         return self.value(op.inputs[0], [*index[:axis], where, *index[axis + rank :]])
+
+    def place(self, op: Operator, index: Sequence[Expr]) -> Expr:
+        """The place along its axis that a gather reads for the element at ``index``.
+
+        A negative index counts from the end. It is a shift and a mask, not a choice: of seven
+        choices side by side, LLVM makes vector code with a mask that it does not compute. An index
+        of the user may lie outside; it reads the first or the last place.
+        """
+        em, axis = self.emitter, op["axis"]
+        rank, size = len(self.shape(op.inputs[1])), max(self.shape(op.inputs[0])[axis], 1)
+        where = self.value(op.inputs[1], list(index[axis : axis + rank]))
+        where = em.let(tirx.Cast(em.index_dtype, where), "row")
+        sign = tirx.shift_right(where, 63 if em.index_dtype == "int64" else 31)
+        counted = where + tirx.bitwise_and(sign, em.number(size))
+        return tirx.max(tirx.min(counted, size - 1), 0)
+
+    def inside(self, place: Expr, op: Operator) -> Expr:
+        """A place along the axis of a gather as a variable with its range."""
+        where = self.emitter.let(place, "row")
+        self.emitter.bind(where, max(self.shape(op.inputs[0])[op["axis"]], 1))
+        return where
 
     def through(
         self, tail: Epilogue, index: Sequence[Expr], value: Expr

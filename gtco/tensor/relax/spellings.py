@@ -20,7 +20,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType
 # Kinds whose spelling has the output's shape, and whose call stores each element once. They need
 # no reshape, which would be a second call: only a single call is spread over threads. A reduction
 # accumulates in what it writes. Its reshape stays, so that no compiler reads the output early.
-ONE_CALL = ("scatter", "topk")
+ONE_CALL = ("scatter", "topk", "cumsum")
 
 
 def module_of(stage: Stage, apart: bool = False) -> Any:
@@ -132,6 +132,13 @@ def _extreme(largest: bool) -> Spelling:
 
 def _softmax(function: Callable[..., Any]) -> Spelling:
     return lambda b, op, x, types: b.emit(function(x[0], axis=op["axis"]))
+
+
+def _cumsum(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    axis, turned = op["axis"], bool(op["reverse"])
+    given = b.emit(R.flip(x[0], axis)) if turned else x[0]
+    sums = b.emit(R.cumsum(given, axis, exclusive=bool(op["exclusive"])))
+    return b.emit(R.flip(sums, axis)) if turned else sums
 
 
 def _layer_norm(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
@@ -295,6 +302,7 @@ SPELLINGS: dict[str, Spelling] = {
     "argmin": _place(R.argmin),
     "softmax": _softmax(R.nn.softmax),
     "log_softmax": _softmax(R.nn.log_softmax),
+    "cumsum": _cumsum,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,

@@ -25,6 +25,7 @@ from gtco.tensor.sketch.moments import cpu as moments
 from gtco.tensor.sketch.pool import cpu as pool
 from gtco.tensor.sketch.resize import cpu as resize
 from gtco.tensor.sketch.rows import cpu as rows
+from gtco.tensor.sketch.scan import cpu as scan
 from gtco.tensor.sketch.scatter import cpu as scatter
 from gtco.tensor.sketch.topk import cpu as topk
 from gtco.tensor.sketch.winograd import cpu as winograd
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     pool.match,
     resize.match,
     grid_sample.match,
+    scan.match,
     scatter.match,
     topk.match,
     elementwise.match,

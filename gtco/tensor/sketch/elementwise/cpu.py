@@ -36,6 +36,7 @@ from gtco.tensor.emit import scalar
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.operators import ELEMENTWISE, pattern
+from gtco.tensor.sketch.elementwise.picking import emit_picked
 from gtco.tensor.sketch.elementwise.transposing import Tiling, emit_tiles, tiling
 from gtco.tensor.sketch.shared.interleaving import (
     Interleaving,
@@ -261,18 +262,24 @@ class ElementwiseLoops:
                 position, ahead = split_flat(ahead + reader.at, grid.inner), 0
             side = vectors_at_once(self.stage, em.lanes)
             runs = wide_runs(grid.length, em.lanes, side)
+            indices = [[*outer, *position][: len(output.type.shape)] for outer in rows]
+            begins = [
+                (unit if len(rows) == 1 else self.unit(outer, piece)) * grid.length
+                for outer in rows
+            ]
             if self.picks:  # a vector would be split into lanes for its loads
                 runs = [(0, grid.length, 1)]
+                for index, row in zip(indices, begins, strict=True):
+                    if emit_picked(em, reader, index, ahead, grid.length, whole, row):
+                        runs = []
             for begin, count, lanes in runs:
                 with em.loop(count, "block") as block:
                     within = begin + block * lanes
                     reader.first = ahead + within
-                    for outer in rows:
-                        index = [*outer, *position][: len(output.type.shape)]
-                        row = unit if len(rows) == 1 else self.unit(outer, piece)
+                    for index, row in zip(indices, begins, strict=True):
                         with em.vector(lanes) as reader.lane:
                             value = reader.value(output.output, index)
-                            em.store(whole, [row * grid.length + within + reader.lane], value)
+                            em.store(whole, [row + within + reader.lane], value)
 
     def unit(self, outer: list[Expr], piece: Expr) -> Expr:
         """The number of a row's piece among all pieces, in the output's order."""

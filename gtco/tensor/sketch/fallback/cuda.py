@@ -39,7 +39,7 @@ from gtco.tensor.stage import Stage
 THREADS = 128
 EACH = 8  # instructions of a loop's iteration
 AT_ONCE = 4  # iterations whose loads overlap
-ALONE = ("relax", "scatter", "topk")  # kinds that no other sketch for GPUs computes
+ALONE = ("relax", "scatter", "topk", "cumsum")  # kinds that no other sketch for GPUs computes
 MOST_SCRATCH = 1 << 28  # bytes that a kernel may keep in global memory
 
 
