@@ -44,8 +44,10 @@ def product(m: int, k: int, n: int, constant: bool) -> Stage:
 def draw(random: Random, name: str) -> Case:
     """A case whose blocks of k are equal: the workload counts whole blocks."""
     kc, kblocks = random.randint(1, 12), random.choice([1, 1, 2, 3])
-    m, n = random.randint(1, 30), random.randint(1, 50)
-    stage = product(m, kc * kblocks, n, constant=random.random() < 0.6)
+    k, m, n = kc * kblocks, random.randint(1, 30), random.randint(1, 50)
+    if 1 in (m * k, k * n, m * n):  # TVM prints a buffer of one element as a scalar
+        return draw(random, name)
+    stage = product(m, k, n, constant=random.random() < 0.6)
     sketch = gemm.match(stage, cpu_target(name))
     assert sketch is not None
     chosen = dict(random.choice(list(configs(sketch))).choices)
