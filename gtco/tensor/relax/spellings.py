@@ -278,7 +278,14 @@ def _scatter(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]
     data = b.emit(R.reshape(x[0], rows))
     index = b.emit(R.astype(b.emit(R.reshape(x[1], (count, 1))), "int64"))
     updates = b.emit(R.reshape(x[2], (count, rows[1])))
+    # An index outside the tensor names a row behind it, which nobody reads.
+    low, high = (relax.const(n, "int64") for n in (0, rows[0]))
+    outside = b.emit(R.logical_or(b.emit(R.less(index, low)), b.emit(R.greater(index, high))))
+    index = b.emit(R.where(outside, high, index))
+    behind = b.emit(R.zeros((1, rows[1]), op.type.dtype))
+    data = b.emit(R.concat([data, behind], axis=0))
     made = b.emit(R.scatter_nd(data, index, updates, op["reduction"]))
+    made = b.emit(R.strided_slice(made, [0], [0], [rows[0]]))
     return b.emit(R.reshape(made, op.type.shape))
 
 
