@@ -22,7 +22,15 @@ from typing import Any
 
 import torch
 
-from gtco.integrations.torch_graph import Facts, Result, alike, constants_of, examine
+from gtco.integrations.torch_graph import (
+    Facts,
+    Result,
+    alike,
+    constants_of,
+    examine,
+    floats_of,
+    with_floats,
+)
 from gtco.integrations.torch_sizes import Batch, batch_of
 from gtco.support.errors import ModelError, OptionError, ShapeError, guarded
 
@@ -72,12 +80,14 @@ class Graph:
     ) -> None:
         self.graph_module, self.options = graph_module, options
         self.constants = constants_of(graph_module, arguments)
+        self.floats = floats_of(graph_module)
         self.is_dynamic = any(isinstance(value, SYMBOLS) for value in arguments)
         self.batch = batch_of(graph_module, self.constants) if self.is_dynamic else None
         if options.get("precision") == "int8":  # a quantized module has one shape
             self.batch = None
         self._made: dict[tuple[Any, ...], list[Specialized]] = {}
         self._ranged: dict[tuple[Any, ...], list[Specialized]] = {}
+        self._graphs: dict[tuple[float, ...], Any] = {}  # by the values of the floats
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any) -> list[Any]:
@@ -85,7 +95,7 @@ class Graph:
 
     def ready(self, arguments: Sequence[Any]) -> Specialized:
         """The library for these sizes and weights, which is compiled if it is not there yet."""
-        key = self._key(arguments)
+        key = self.key(arguments)
         for made in self._made.get(key, ()):
             if made.has_weights(arguments):
                 return made
@@ -98,20 +108,35 @@ class Graph:
             self._made[key] = [*same, new]
             return new
 
-    def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """The sizes, where torch has not fixed them for this graph. Weights have None."""
+    def key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The sizes and floats, where torch has not fixed them for this graph. Weights have
+        None.
+        """
+        floats = tuple(float(arguments[number]) for number in self.floats)
         if not self.is_dynamic:
-            return ()
-        fixed = set(self.constants)
-        return tuple(
+            return floats
+        fixed = {*self.constants, *self.floats}
+        sizes = (
             None
             if number in fixed
             else (tuple(value.shape) if isinstance(value, torch.Tensor) else value)
             for number, value in enumerate(arguments)
         )
+        return (*sizes, floats)
+
+    def _graph(self, arguments: Sequence[Any]) -> Any:
+        """The graph with the floats of this call as constants."""
+        if not self.floats:
+            return self.graph_module
+        values = {number: float(arguments[number]) for number in self.floats}
+        key = tuple(values.values())
+        if key not in self._graphs:
+            self._graphs[key] = with_floats(self.graph_module, values)
+        return self._graphs[key]
 
     def _specialized(self, arguments: Sequence[Any], batch: Batch | None = None) -> Specialized:
-        return Specialized(self.graph_module, arguments, self.constants, self.options, batch)
+        known = (self.constants, self.floats)
+        return Specialized(self._graph(arguments), arguments, *known, self.options, batch)
 
     def _of_a_range(self, key: tuple[Any, ...], arguments: Sequence[Any]) -> Specialized | None:
         """The library of a range of batches, at these sizes; it is compiled if it is not there yet.
@@ -123,7 +148,7 @@ class Graph:
         made = [one for one in self._ranged.get(others, ()) if one.alive]
         for one in made:
             if one.has_weights(arguments):
-                return one.at(self.graph_module, arguments)
+                return one.at(self._graph(arguments), arguments)
         try:
             new = self._specialized(arguments, self.batch)
         except ShapeError as error:  # samples depend on each other
@@ -147,11 +172,12 @@ class Specialized:
         graph_module: Any,
         arguments: Sequence[Any],
         constants: Sequence[int],
+        floats: Sequence[int],
         options: Mapping[str, Any],
         batch: Batch | None = None,
     ) -> None:
-        """``batch``: the library is for the range of its sizes. Then raises ShapeError if the model
-        cannot be run in parts.
+        """``floats``: the arguments that the graph does not read. ``batch``: the library is for the
+        range of its sizes. Then raises ShapeError if the model cannot be run in parts.
         """
         _check_inference(arguments)
         with _apart():
@@ -161,7 +187,7 @@ class Specialized:
             self.fed = [
                 n
                 for n, value in enumerate(arguments)
-                if isinstance(value, torch.Tensor) and n not in frozen
+                if isinstance(value, torch.Tensor) and n not in frozen and n not in floats
             ]
             self.model = self.alone = None
             if not self.fed:  # nothing depends on a call

@@ -7,7 +7,8 @@ view again. :func:`examine` finds out by a run on tensors without data (FakeTens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +103,37 @@ def constants_of(graph_module: Any, arguments: Sequence[Any]) -> tuple[int, ...]
     )
 
 
+def floats_of(graph_module: Any) -> tuple[int, ...]:
+    """The numbers of the arguments that are floats of the traced program, such as the epsilon of a
+    LayerNorm. With ``dynamic=True`` torch hands them over in tensors, and the graph reads each by
+    ``item()``.
+    """
+    nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return tuple(
+        number
+        for number, node in enumerate(nodes)
+        if getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
+        and all(_reads(user) for user in node.users)
+    )
+
+
+def with_floats(graph_module: Any, values: Mapping[int, float]) -> Any:
+    """The graph with these floats as constants, by the numbers of their arguments. It takes the
+    same arguments, and does not read those of the floats.
+    """
+    graph = copy.deepcopy(graph_module.graph)
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    for number, value in values.items():
+        for user in list(nodes[number].users):
+            user.replace_all_uses_with(value)
+            graph.erase_node(user)
+    return torch.fx.GraphModule(graph_module, graph)
+
+
+def _reads(node: Any) -> bool:
+    return bool(node.op == "call_method" and node.target == "item")
+
+
 def examine(graph_module: Any, arguments: Sequence[Any]) -> Facts:
     """What the graph does, for arguments of these shapes. Raises ModelError for a graph of a module
     in training mode, and UnsupportedError for results that gtco cannot give.
@@ -118,8 +150,7 @@ def examine(graph_module: Any, arguments: Sequence[Any]) -> Facts:
     except DataDependentOutputException:
         raise UnsupportedError(
             "the graph reads a number out of a tensor (item()), which gtco does not know when it "
-            "compiles. With dynamic=True torch makes tensors of the floats that modules have: mark "
-            "the sizes that vary instead, as torch._dynamo.mark_dynamic(x, 0) does"
+            "compiles: keep the number in a tensor, or compile the parts around it"
         ) from None
     if seen.random or any(m.training for m in graph_module.modules() if not _is_graph(m)):
         raise ModelError(

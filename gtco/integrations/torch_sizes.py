@@ -30,8 +30,8 @@ class Batch:
         return int(arguments[number].shape[axis])
 
     def without(self, key: Sequence[Any]) -> tuple[Any, ...]:
-        """The sizes of arguments (:meth:`gtco.integrations.torch_compile.Graph.sizes`) with None
-        in place of this one.
+        """What :meth:`gtco.integrations.torch_compile.Graph.key` gives, with None in place of this
+        size.
         """
         found = list(key)
         for number, axis in self.places:

@@ -1,5 +1,5 @@
-"""torch.compile(model, backend="gtco"): values, structure and memory of results, sizes, weights
-that change, refusals, and the entry point.
+"""torch.compile(model, backend="gtco"): values, structure and memory of results, weights that
+change, refusals, and the entry point.
 """
 
 from __future__ import annotations
@@ -9,19 +9,15 @@ import os
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 import gtco
-from gtco.support.errors import ModelError, OptionError, ShapeError, UnsupportedError
+from gtco.support.errors import ModelError, OptionError, UnsupportedError
 from gtco.support.options import cache_folder
-from gtco.support.sizes import MOST_SIZE, Range
 
 torch = pytest.importorskip("torch")
 
-from torch._dynamo.exc import BackendCompilerFailed  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
 
 import gtco.compiler  # noqa: E402
 from gtco.driver import caching  # noqa: E402
@@ -30,51 +26,7 @@ from gtco.frontend.program_writes import notes_of_writes  # noqa: E402
 from gtco.frontend.pytorch import export  # noqa: E402
 from gtco.integrations.torch_compile import backend  # noqa: E402
 from gtco.models.vit import VisionTransformer  # noqa: E402
-
-UNBOUNDED = Range(2, MOST_SIZE, symbol="batch")  # what torch leaves open
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # of float32 sums in another order
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    with torch.no_grad():
-        yield
-    torch.compiler.reset()
-
-
-@pytest.fixture
-def compiles(monkeypatch):
-    """Takes gtco's place where a test is about what is compiled and when. The shapes and the
-    options of each compile.
-    """
-    seen: list[SimpleNamespace] = []
-
-    def compile_model(module, inputs, **options):
-        seen.append(SimpleNamespace(shapes=[tuple(i.shape) for i in inputs], options=options))
-        return module
-
-    monkeypatch.setattr(gtco.compiler, "compile_model", compile_model)
-    return seen
-
-
-def check_same(found, wanted):
-    """Equal structures, and tensors of equal values, dtypes and strides."""
-    ours, structure = pytree.tree_flatten(found)
-    theirs, expected = pytree.tree_flatten(wanted)
-    assert structure == expected
-    for mine, other in zip(ours, theirs, strict=True):
-        if isinstance(other, torch.Tensor):
-            torch.testing.assert_close(mine, other, **TOLERANCE, check_stride=True)
-        else:
-            assert mine == other
-
-
-def refused(kind, call):
-    """The text of the error inside torch's."""
-    with pytest.raises(BackendCompilerFailed) as failed:
-        call()
-    assert isinstance(failed.value.inner_exception, kind)
-    return str(failed.value.inner_exception)
+from tests.integrations.torch_compile.shared import Layer, check_same, refused  # noqa: E402
 
 
 class Parts(torch.nn.Module):
@@ -151,134 +103,6 @@ def test_a_view_of_an_input_that_begins_elsewhere_in_the_next_call(compiles):
         check_same(found, step(x))
         assert found[0].data_ptr() == x[1:].data_ptr()
     assert len(compiles) == 1
-
-
-def test_new_sizes_are_compiled_when_they_are_seen(compiles):
-    model = torch.nn.Linear(4, 2)
-    compiled = torch.compile(model, backend=backend)
-    for batch in (3, 5, 5, 6, 5, 6):
-        x = torch.randn(batch, 4)
-        check_same(compiled(x), model(x))
-    # torch makes a graph for 3 rows, and then one for any number, which is compiled for a range
-    assert [seen.shapes for seen in compiles] == [[(n, 4)] for n in (3, 5)]
-    assert [seen.options.get("dims") for seen in compiles] == [None, {"args_0.0": UNBOUNDED}]
-    marked = torch.compile(model, backend=backend, dynamic=True)
-    marked(torch.randn(7, 4)), marked(torch.randn(8, 4))
-    assert [seen.shapes for seen in compiles[2:]] == [[(7, 4)]]
-
-
-class Windows(torch.nn.Module):
-    """Of a batch of images: windows, the images in a mask, and their number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 3)
-
-    def forward(self, x, mask):
-        y = self.linear(x) * mask[:, None, None]
-        return y.reshape(2 * x.shape[0], -1, 3), y[:, 0], x.shape[0]
-
-
-def test_a_batch_that_torch_leaves_open_is_a_range(compiles):
-    model = Windows()
-    compiled = torch.compile(model, backend=backend)
-    for batch in (3, 7, 64, 3, 2):
-        x, mask = torch.randn(batch, 6, 4), torch.rand(batch)
-        for tensor in (x, mask):
-            torch._dynamo.mark_dynamic(tensor, 0, min=2, max=64)
-        check_same(compiled(x, mask), model(x, mask))
-    (seen,) = compiles
-    assert seen.shapes == [(3, 6, 4), (3,)]
-    assert seen.options == {"dims": {"args_0.0,args_1.0": Range(2, 64, symbol="batch")}}
-
-
-def test_a_batch_beside_another_open_size(compiles):
-    """The batch is a range for each of the other sizes."""
-    model = Windows()
-    compiled = torch.compile(model, backend=backend, dynamic=True)
-    for batch, tokens in ((3, 6), (4, 6), (5, 8), (3, 8), (7, 6)):
-        x, mask = torch.randn(batch, tokens, 4), torch.rand(batch)
-        check_same(compiled(x, mask), model(x, mask))
-    assert [seen.shapes for seen in compiles] == [[(3, 6, 4), (3,)], [(5, 8, 4), (5,)]]
-    compiled = torch.compile(Layer(), backend=backend)
-    for tokens in (3, 4, 5, 6):  # no batch is open
-        x = torch.randn(2, tokens, 4)
-        torch._dynamo.mark_dynamic(x, 1)
-        compiled(x)
-    assert [seen.shapes for seen in compiles[2:]] == [[(2, n, 4)] for n in (3, 4, 5, 6)]
-    assert all("dims" not in seen.options for seen in compiles[2:])
-
-
-def test_floats_that_torch_makes_tensors_of(compiles):
-    model = torch.nn.LayerNorm(4)
-    x = torch.randn(3, 4)
-    with pytest.raises(UnsupportedError, match="mark the sizes that vary"):
-        torch.compile(model, backend=backend, dynamic=True)(x)
-    torch.compiler.reset()
-    torch._dynamo.mark_dynamic(x, 0)
-    check_same(torch.compile(model, backend=backend)(x), model(x))
-
-
-def test_weights_of_a_range_that_change(compiles):
-    layer = Layer()
-    compiled = torch.compile(layer, backend=backend, dynamic=True)
-    compiled(torch.randn(3, 4))
-    layer.inner.weight.mul_(2)
-    with pytest.raises(ModelError, match="was changed in place"):
-        compiled(torch.randn(5, 4))
-    layer.inner.weight = torch.nn.Parameter(torch.ones(4, 4))
-    x = torch.randn(5, 4)
-    check_same(compiled(x), layer(x))
-    assert [seen.shapes for seen in compiles] == [[(3, 4)], [(5, 4)]]
-
-
-def test_samples_that_depend_on_each_other_are_compiled_by_size(compiles, monkeypatch):
-    """The proof is in tests/end_to_end/test_ranges.py."""
-    compile_model = gtco.compiler.compile_model
-
-    def refusing(module, inputs, **options):
-        if "dims" in options:
-            raise ShapeError("operator mean takes samples together")
-        return compile_model(module, inputs, **options)
-
-    monkeypatch.setattr(gtco.compiler, "compile_model", refusing)
-
-    def centred(x):
-        return x - x.mean(0)
-
-    compiled = torch.compile(centred, backend=backend, dynamic=True)
-    with pytest.warns(UserWarning, match="each size by itself: operator mean takes"):
-        compiled(torch.randn(3, 4))
-    x = torch.randn(5, 4)
-    check_same(compiled(x), centred(x))
-    assert [seen.shapes for seen in compiles] == [[(3, 4)], [(5, 4)]]
-
-
-def test_a_library_of_a_range(monkeypatch):
-    asked: list[object] = []
-    compile_model = gtco.compiler.compile_model
-
-    def watched(module, inputs, **options):
-        asked.append(options["dims"])
-        return compile_model(module, inputs, **options)
-
-    monkeypatch.setattr(gtco.compiler, "compile_model", watched)
-    model = Windows()
-    options = {"threads": 1}
-    compiled = torch.compile(model, backend=backend, dynamic=True, options=options)
-    for batch in (3, 2, 9, 33, 3):
-        x, mask = torch.randn(batch, 6, 4), torch.rand(batch)
-        check_same(compiled(x, mask), model(x, mask))
-    assert asked == [{"args_0.0,args_1.0": UNBOUNDED}]
-
-
-class Layer(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = torch.nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.relu(self.inner(x))
 
 
 def test_modules_that_share_code_keep_their_own_weights(compiles):
