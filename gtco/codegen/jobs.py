@@ -1,4 +1,6 @@
-"""What goes to the processes that build kernels, and what comes back. Nothing here imports TVM."""
+"""The jobs that the driver sends to the processes that build kernels, and the kernels or failures
+that they send back. This module does not import TVM.
+"""
 
 from __future__ import annotations
 

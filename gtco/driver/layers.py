@@ -87,7 +87,7 @@ class Twins:
                 self.found[op.output] = twin
 
     def of(self, tensor: str) -> str | None:
-        """The twin; None if there is none."""
+        """The name of the tensor's twin; None if it has no twin."""
         return tensor if self._is_plain(tensor) else self.found.get(tensor)
 
     def _is_plain(self, tensor: str) -> bool:
@@ -145,6 +145,7 @@ def losses(
     numbers = [n for n, stage in enumerate(stages) if stage.output.output in made]
     found = {n: twin for n in numbers if (twin := twins.of(stages[n].output.output)) is not None}
     exact = _values(plain, given, set(found.values()))
+    assert exact is not None, "the inputs suffice"
     every = {**given, **made}
     known, end, late = [], monotonic() + MOST_SECONDS, False
     for number, twin in found.items():
@@ -173,9 +174,8 @@ def _own(stage: Stage, twins: Twins, made: Mapping[str, Array], got: Array) -> f
     assert target is not None
     if target in known:  # the stage rounds or copies a tensor
         return error(got, known[target])
-    if not _reaches(twins.plain, target, known):
-        return None
-    return error(got, _values(twins.plain, known, {target})[target])
+    exact = _values(twins.plain, known, {target})
+    return None if exact is None else error(got, exact[target])
 
 
 def _plain(array: Array, plain: Graph, twin: str) -> Array:
@@ -183,35 +183,29 @@ def _plain(array: Array, plain: Graph, twin: str) -> Array:
     return np.asarray(array).astype(np.dtype(plain.types[twin].dtype), copy=False)
 
 
-def _reaches(plain: Graph, target: str, known: Mapping[str, Array]) -> bool:
-    """True if the target follows from what is known and from constants."""
-    todo, seen = [target], set(known)
-    while todo:
-        tensor = todo.pop()
-        if tensor in seen or plain.is_constant(tensor):
-            continue
-        seen.add(tensor)
-        op = plain.producer(tensor)
-        if op is None:
-            return False
-        todo += op.inputs
-    return True
-
-
-def _values(plain: Graph, known: Mapping[str, Array], wanted: set[str]) -> dict[str, Array]:
-    """The wanted tensors of the graph, from the known ones. Others are dropped after their last
-    use.
+def _needed(plain: Graph, known: Mapping[str, Array], wanted: set[str]) -> set[str] | None:
+    """The tensors to compute for the wanted ones, from the known ones and constants; None if these
+    do not suffice.
     """
     needed: set[str] = set()
-    todo = [tensor for tensor in wanted if tensor not in known]
+    todo = list(wanted)
     while todo:
         tensor = todo.pop()
         if tensor in needed or tensor in known or plain.is_constant(tensor):
             continue
         needed.add(tensor)
-        op = plain.producer(tensor)
-        assert op is not None, f"'{tensor}' is not given"
+        if (op := plain.producer(tensor)) is None:
+            return None
         todo += op.inputs
+    return needed
+
+
+def _values(plain: Graph, known: Mapping[str, Array], wanted: set[str]) -> dict[str, Array] | None:
+    """The wanted tensors of the graph, from the known ones and constants; None if these do not
+    suffice. Others are dropped after their last use.
+    """
+    if (needed := _needed(plain, known, wanted)) is None:
+        return None
     order = [op for op in plain.operators.values() if op.output in needed]
     last = {x: n for n, op in enumerate(order) for x in op.inputs}
     values = dict(known)

@@ -57,7 +57,7 @@ def channels_last(graph: Graph) -> Graph:
     Reshapes of reshapes become one. A graph without NCHW operators keeps its layout.
     """
     best = _converted(graph)
-    # What was converted before may have found a better way than its operators show now.
+    # An earlier conversion of this graph may have moved fewer elements than another one would.
     alone = [op for op in graph.operators.values() if op.kind in _NHWC_ALONE]
     done = all(op.get("layout") != "NCHW" for op in alone)
     return graph if done and moved_elements(graph) < moved_elements(best) else best

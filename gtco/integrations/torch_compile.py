@@ -255,7 +255,7 @@ class Specialized:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """What is traced inside is no part of the graph that torch is tracing."""
+    """A context whose operations torch does not add to the graph that it is tracing."""
     with torch._guards.tracing(None), torch.inference_mode(False), torch.no_grad():
         yield
 

@@ -35,7 +35,7 @@ class Line:
     text: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What is not as for most lines. :meth:`from_json` reads it."""
+        """The fields that this line needs. :meth:`from_json` fills in the others."""
         found: dict[str, Any] = {"depth": self.depth}
         if self.loop:
             found |= {"loop": self.loop, "extent": self.extent, "runs": self.runs}

@@ -19,7 +19,9 @@ TARGET = cpu_target("x86-64-v3")
 
 
 def program(d: Drawing, sketch: str = "") -> Program | None:
-    """The first config of the stage, by this sketch or the first one; None if there is none."""
+    """The first config of this sketch, or of the stage's first sketch if none is named. None if the
+    stage has no such sketch.
+    """
     space = space_of(d.stage(), TARGET)
     found = next((c for c in space.configs() if sketch in ("", c.sketch)), None)
     if found is None:
