@@ -4,6 +4,7 @@ installing.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.garbage import seldom_collected
+
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
@@ -19,9 +22,15 @@ if str(ROOT) not in sys.path:
 # Tests are about compiling, and many change the compiler: only those of the cache use it.
 os.environ["GTCO_CACHE_GB"] = "0"
 
+# Hundreds of tests start gtco as a process, which should not compile gtco's own source each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A shell's background jobs start with Ctrl-C ignored, and so would processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()  # nothing that is imported or collected is garbage: see seldom_collected
 
 # No test depends on a quick machine: an example may take any time.
 settings.register_profile("gtco", deadline=None)
@@ -32,6 +41,10 @@ settings.load_profile("gtco")
 def root() -> Path:
     """The repository's top folder."""
     return ROOT
+
+
+def pytest_collection_finish() -> None:
+    seldom_collected()
 
 
 @pytest.hookimpl(tryfirst=True)

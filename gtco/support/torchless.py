@@ -8,6 +8,7 @@ same moment.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import signal
 import sys
@@ -40,13 +41,18 @@ def uninterrupted() -> Iterator[None]:
 
 
 def import_tvm() -> None:
-    """Imports TVM, and torch with it only if torch is imported already."""
+    """Imports TVM, and torch with it only if torch is imported already. What was imported by then
+    is no garbage, so collections no longer look at it.
+    """
+    if "tvm" in sys.modules:
+        return
     with uninterrupted(), uncollected():  # collecting is a sixth of an import's time
         if "torch" in sys.modules or "tvm_ffi" in sys.modules:
             importlib.import_module("tvm")
-            return
-        sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
-        try:
-            importlib.import_module("tvm")
-        finally:
-            del sys.modules["torch"]
+        else:
+            sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
+            try:
+                importlib.import_module("tvm")
+            finally:
+                del sys.modules["torch"]
+        gc.freeze()

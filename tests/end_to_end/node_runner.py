@@ -32,6 +32,7 @@ from gtco.frontend.simplify import SKIPPED
 from gtco.runtime.module import load
 from gtco.verification.compare import is_float
 from tests.end_to_end.node_cases import NodeCase, cases
+from tests.garbage import seldom_collected
 
 
 class InProcess:
@@ -130,6 +131,7 @@ def main(lines: Iterable[str]) -> None:
     gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
     gtco.frontend.onnx.run_onnxsim = simplify
     known = cases()
+    seldom_collected()
     for line in lines:
         for name, failure in run([known[name] for name in line.split()]).items():
             print(json.dumps({"name": name, "failure": failure}), flush=True)

@@ -24,6 +24,7 @@ from typing import IO
 import numpy as np
 import onnx
 
+from tests.garbage import seldom_collected
 from tests.random import batches
 from tests.random.builder import Drawn, model_of
 from tests.random.draw import OPSETS, draw
@@ -57,6 +58,7 @@ def serve(folder: Path, small: bool) -> None:
     """
     faulthandler.enable()
     with in_process():
+        seldom_collected()
         for line in sys.stdin:
             tally = Tally()
             first, count = map(int, line.split())
