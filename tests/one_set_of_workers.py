@@ -15,6 +15,10 @@ from typing import Any
 
 from gtco.codegen.workers import Workers
 
+# Variables that tests or their libraries set, and that no worker looks at. It finds gtco by
+# sys.path, so the current folder is of no matter either.
+UNNOTICED = ("PYTEST_", "KMP_", "TORCH", "GTCO_CACHE", "XDG_", "COLUMNS", "NO_COLOR", "RAY_")
+
 _kept: dict[int, tuple[dict[str, str], Workers]] = {}
 
 
@@ -48,14 +52,14 @@ class _Lent:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None or any(w.job for w in self.workers.workers):
-            self.workers.__exit__()  # there may be answers on their way that nobody reads
+        if any(w.job for w in self.workers.workers):
+            self.workers.__exit__()  # there are answers on their way that nobody reads
 
 
 def surroundings() -> dict[str, str]:
-    """What workers get from this process when they start."""
-    mine = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    return {**mine, "sys.path": os.pathsep.join(sys.path), "folder": os.getcwd()}
+    """What workers get from this process when they start, and may notice."""
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(UNNOTICED)}
+    return {**mine, "sys.path": os.pathsep.join(sys.path)}
 
 
 def end() -> None:

@@ -44,7 +44,7 @@ def import_tvm() -> None:
     """Imports TVM, and torch with it only if torch is imported already. What was imported by then
     is no garbage, so collections no longer look at it.
     """
-    if "tvm" in sys.modules:
+    if sys.modules.get("tvm") is not None:
         return
     with uninterrupted(), uncollected():  # collecting is a sixth of an import's time
         if "torch" in sys.modules or "tvm_ffi" in sys.modules:

@@ -146,13 +146,13 @@ def every_stage() -> list[Stage]:
     return stages
 
 
-def builds(sketch: Sketch, prefix: str) -> list[Any]:
+def builds(sketch: Sketch, prefix: str, last: bool = True) -> list[Any]:
     """The functions of the sketch's first config and of its last, and of the first of every kind of
     micro-kernel.
     """
     every = list(configs(sketch))
     kinds = {str(c.by_name.get("tile")).rpartition(":")[0]: c for c in reversed(every)}
-    chosen = dict.fromkeys((every[0], every[-1], *kinds.values()))
+    chosen = dict.fromkeys((every[0], *every[-1:] * last, *kinds.values()))
     programs = [build(sketch, config, f"{prefix}_{n}") for n, config in enumerate(chosen)]
     return [program.function for program in programs if isinstance(program, Program)]
 
@@ -166,6 +166,9 @@ def test_llvm_may_use_what_is_checked_at_open(name: str) -> None:
 
 # One machine of each set of instructions; the test above holds every machine to its own set.
 OF_A_SET = {frozenset(MACHINES[name].features): name for name in reversed(MACHINES)}
+# Sets that others extend. In the larger ones the fallback's loops are the same but for a few
+# instructions, and take half of the time.
+PLAIN = {"x86-64-v3", "x86-64-v4"}
 
 
 @pytest.mark.parametrize("name", sorted(OF_A_SET.values()))
@@ -175,10 +178,12 @@ def test_every_instruction_is_of_the_list(name: str) -> None:
     families = set()
     for number, stage in enumerate(every_stage()):
         for sketch in sketches(stage, machine):
-            made = builds(sketch, f"k{number}_{sketch.name}")
+            if sketch.name == "fallback" and name not in PLAIN:
+                continue
+            made = builds(sketch, f"k{number}_{sketch.name}", name in PLAIN)
             families |= {sketch.name} if made else set()
             functions += made
-    wanted = {family(rule) for rule in RULES}
+    wanted = {family(rule) for rule in RULES} - (set() if name in PLAIN else {"fallback"})
     lacking = wanted - families
     assert not lacking, f"no stage of every_stage() is for {lacking}: add one for a new rule"
     lines = instructions(object_code(functions, machine))

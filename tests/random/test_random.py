@@ -19,7 +19,7 @@ from tests.random.draw import OPSETS, draw
 from tests.random.engine import BOUNDS, Wanted, difference, orders_nan, session, wanted
 from tests.random.shrink import shrink
 
-SEED, COUNT = 0, 120
+SEED, COUNT = 0, 80
 
 
 def test_graphs_of_the_family_agree_with_onnx_runtime(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_graphs_of_the_family_agree_with_onnx_runtime(tmp_path: Path) -> None:
     assert not total.found, "\n".join(map(str, total.found))
     assert total.compared + total.invalid == total.drawn == COUNT
     assert total.invalid <= COUNT // 50
-    assert total.ranged >= 6
+    assert total.ranged >= 4
     assert {"Conv", "Softmax", "MatMul", "Where", "Pad", "IsNaN"} <= set(total.kinds)
 
 
