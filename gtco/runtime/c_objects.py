@@ -1,9 +1,15 @@
-"""The C runtime's objects. They are the same for every model, so a process compiles them once."""
+"""The C runtime's objects. They are the same for every model, so they are compiled once and kept:
+in this process, and as a file in the cache's folder, which the next processes read.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -11,6 +17,8 @@ from gtco.machine.isa import X86_64, Isa
 from gtco.runtime.cross import flags_for
 from gtco.runtime.table import CSRC
 from gtco.support.errors import BuildError
+from gtco.support.files import write_whole
+from gtco.support.options import cache_folder
 from gtco.support.toolchain import Compiling
 
 # The kernels stand behind the first, and kernels_end.c behind what they call (csrc/restart.h).
@@ -20,7 +28,7 @@ CPU_SOURCES = (
 ).split()
 COMPILE_FLAGS = "-std=gnu11 -O2 -fPIC -fvisibility=hidden -pthread".split()
 
-_made: dict[tuple[str, ...], list[bytes]] = {}  # by compiler, flags and sources
+_made: dict[tuple[str, ...], Mapping[str, bytes]] = {}  # by compiler, flags and sources
 _begun: dict[tuple[str, ...], tuple[Compiling, Path]] = {}
 
 
@@ -31,15 +39,15 @@ def write_objects(
     :func:`gtco.support.toolchain.run_compiler` does.
     """
     key = _key(sources, compiler, isa)
-    names = [Path(source).with_suffix(".o").name for source in sources]
-    if key not in _made and (begun := _begun.pop(key, None)):
+    names = _names(sources)
+    if not _is_made(key, sources) and (begun := _begun.pop(key, None)):
         with suppress(BuildError, OSError):  # what went wrong will again, and is said then
             begun[0].finish()
-            _made[key] = [(begun[1] / name).read_bytes() for name in names]
+            _keep(key, {name: (begun[1] / name).read_bytes() for name in names})
     if key not in _made:
         _compile(sources, folder, compiler, isa).finish()
-        _made[key] = [(folder / name).read_bytes() for name in names]
-    for name, code in zip(names, _made[key], strict=True):
+        _keep(key, {name: (folder / name).read_bytes() for name in names})
+    for name, code in _made[key].items():
         (folder / name).write_bytes(code)
     return names
 
@@ -53,7 +61,7 @@ def made_early(
     """
     key = _key(sources, compiler, isa)
     mine: tuple[Compiling, Path] | None = None
-    if key not in _made and key not in _begun:
+    if not _is_made(key, sources) and key not in _begun:
         place = folder / "runtime"
         with suppress(OSError):
             place.mkdir()
@@ -70,6 +78,43 @@ def made_early(
 def _key(sources: Sequence[str], compiler: str, isa: Isa) -> tuple[str, ...]:
     flags = (*COMPILE_FLAGS, *flags_for(compiler, isa))
     return (shutil.which(compiler) or compiler, *flags, str(CSRC), *sources)
+
+
+def _is_made(key: tuple[str, ...], sources: Sequence[str]) -> bool:
+    """Whether the objects are in ``_made``, into which those of another process are read. A file
+    that is damaged counts as not there.
+    """
+    if key not in _made:
+        damaged = (zipfile.BadZipFile, EOFError, ValueError, LookupError, RuntimeError)
+        with suppress(OSError, *damaged), zipfile.ZipFile(_file(key)) as kept:
+            _made[key] = {name: kept.read(name) for name in _names(sources)}
+    return key in _made
+
+
+def _names(sources: Sequence[str]) -> list[str]:
+    return [Path(source).with_suffix(".o").name for source in sources]
+
+
+def _keep(key: tuple[str, ...], objects: Mapping[str, bytes]) -> None:
+    """Also for other processes; where the file cannot be written, they compile the objects too."""
+    _made[key] = objects
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        for name, code in objects.items():
+            file.writestr(name, code)
+    with suppress(OSError):
+        write_whole(_file(key), packed.getvalue())
+
+
+def _file(key: tuple[str, ...]) -> Path:
+    """The path is of everything that the objects depend on: another compiler at the same place and
+    another text of a source have another. Raises OSError if there is no such compiler.
+    """
+    compiler = os.stat(key[0])
+    digest = hashlib.sha256(repr((key, compiler.st_size, compiler.st_mtime_ns)).encode())
+    for source in sorted(path for path in CSRC.rglob("*") if path.is_file()):
+        digest.update(source.read_bytes())
+    return cache_folder() / f"runtime-{digest.hexdigest()[:24]}.zip"
 
 
 def _compile(sources: Sequence[str], folder: Path, compiler: str, isa: Isa) -> Compiling:

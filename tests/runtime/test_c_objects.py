@@ -1,7 +1,10 @@
-"""The objects of the C runtime are compiled once, and early if other work can run meanwhile."""
+"""The objects of the C runtime are compiled once, kept for other processes, and compiled early if
+other work can run meanwhile.
+"""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,13 @@ SOURCES = CPU_SOURCES[:2]
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of a process that has compiled no objects."""
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The state of a process that has compiled no objects, and none are kept."""
+    monkeypatch.setenv("GTCO_CACHE", str(tmp_path / "cache"))
+    another_process(monkeypatch)
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c_objects, "_made", {})
     monkeypatch.setattr(c_objects, "_begun", {})
 
@@ -45,6 +53,51 @@ def test_they_are_made_once(tmp_path: Path) -> None:
     with made_early(SOURCES, tmp_path, cc):
         assert objects(tmp_path / "b", cc) == first == objects(tmp_path / "c", cc)
     assert runs(tmp_path) == 1
+
+
+def test_another_process_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cc = compiler(tmp_path)
+    first = objects(tmp_path / "a", cc)
+    another_process(monkeypatch)
+    with made_early(SOURCES, tmp_path, cc):
+        assert objects(tmp_path / "b", cc) == first
+    assert runs(tmp_path) == 1
+    (kept,) = (tmp_path / "cache").iterdir()
+    whole = kept.read_bytes()
+    at = whole.index(b"\x7fELF") + 100
+    for damaged in (whole[:at] + b"?!?!?" + whole[at + 5 :], whole[:50], b""):
+        kept.write_bytes(damaged)
+        another_process(monkeypatch)
+        assert objects(tmp_path / "c", cc) == first
+        assert kept.read_bytes() != damaged
+    assert runs(tmp_path) == 4
+
+
+def test_another_compiler_and_another_source_are_other_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at the same place, where an update puts them."""
+    cc = compiler(tmp_path)
+    first = objects(tmp_path / "a", cc)
+    another_process(monkeypatch)
+    compiler(tmp_path, "# newer")
+    assert objects(tmp_path / "b", cc) == first
+    assert runs(tmp_path) == 2
+    another_process(monkeypatch)
+    changed = tmp_path / "csrc"
+    shutil.copytree(c_objects.CSRC, changed)
+    (changed / "memory.c").write_text("int gtco_changed;\n")
+    monkeypatch.setattr(c_objects, "CSRC", changed)
+    assert objects(tmp_path / "c", cc) != first
+    assert runs(tmp_path) == 3
+
+
+def test_where_nothing_can_be_kept_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("GTCO_CACHE", str(tmp_path / "file"))
+    assert objects(tmp_path / "a", compiler(tmp_path))[0][:4] == b"\x7fELF"
 
 
 def test_other_flags_are_other_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

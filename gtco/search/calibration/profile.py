@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ import tvm
 from gtco.machine.target import Target, cpu_identity
 from gtco.search.calibration.measure import MachineRates, NotMeasured, handed_levels, measure
 from gtco.search.calibration.rates import WORK, RateTable
+from gtco.support.files import write_whole
 from gtco.support.options import cache_folder
 from gtco.support.version import __version__
 from gtco.tensor.intrinsics.table import every_micro_kernel
@@ -165,32 +163,12 @@ def table_from_json(data: Mapping[str, Any]) -> RateTable:
 
 
 def save(path: Path, data: Mapping[str, Any]) -> str:
-    """Writes a cached file as a whole. Returns what went wrong and what to do about it, or "".
-    Several processes, also in several containers, may write it at once: the last one counts.
-    """
-    temporary: Path | None = None
+    """Writes a cached file as a whole. Returns what went wrong and what to do about it, or ""."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The name is not from the process id: processes of several containers have the same one.
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f"{path.stem}.", suffix=".new", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(json.dumps(data, indent=1))
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
+        write_whole(path, json.dumps(data, indent=1).encode())
     except OSError as error:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink()
         return (
             f"The folder {path.parent} cannot be written ({error.strerror or error}): set "
             "GTCO_CACHE to one that can be"
         )
     return ""
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
