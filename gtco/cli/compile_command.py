@@ -13,6 +13,7 @@ from gtco.cli.outputs import check_free, libraries
 from gtco.cli.quantize_command import show_quantization
 from gtco.cli.report_command import check_report, write_report
 from gtco.cli.tables import Table
+from gtco.report.text import error_text
 from gtco.runtime.publish import weights_beside
 from gtco.support.errors import VerificationError
 
@@ -196,22 +197,22 @@ def summary(output: Path, report: Any) -> None:
             if name:
                 say(f"{name}:")
             show_verification(one.verification)
-    if report.losses is not None:
-        show_losses(report.losses, report.stages)
+    for name, one in variants.items() if variants else [("", report)]:
+        if one.losses is not None:
+            show_losses(one.losses, one.stages, name)
     if changed := [stage for stage in report.tuning if stage["first"] != stage["last"]]:
         show(tuning_tables.changed(changed))
     for note in report.notes:
         say(f"note: {note}")
 
 
-def show_losses(losses: Any, stages: Sequence[Any]) -> None:
-    """Prints the stages that lose most by themselves."""
-
-    def percent(error: float | None) -> str:
-        return "-" if error is None else f"{100 * error:.2g} %"
-
+def show_losses(losses: Any, stages: Sequence[Any], variant: str = "") -> None:
+    """Prints the stages that lose most by themselves. ``variant``: the sizes of the library's
+    variant, if it has several.
+    """
     worst = sorted(losses.stages, key=lambda s: -(s.own or 0.0))[:MOST_LOSSES]
-    table = Table(f"what stages lose, of {losses.reference}; the most by itself first")
+    whose = f"{variant}: " if variant else ""
+    table = Table(f"{whose}what stages lose, of {losses.reference}; the most by itself first")
     table.column("stage", right=True)
     table.column("", least=12)
     table.column("operators", least=16)
@@ -219,7 +220,7 @@ def show_losses(losses: Any, stages: Sequence[Any]) -> None:
     table.column("with all before it", right=True)
     for loss in worst:
         stage = stages[loss.stage]
-        own, accumulated = percent(loss.own), percent(loss.accumulated)
+        own, accumulated = error_text(loss.own), error_text(loss.accumulated)
         operators = text(stage["operators"], "+")
         table.row(str(loss.stage), stage["name"], operators, own, accumulated)
     show(table)

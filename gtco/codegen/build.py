@@ -83,4 +83,5 @@ def gpu_kernel(
         counters=program.counters,
         packings=dict(program.packings),
         text=listing(program, images) if job.text else "",
+        lines=program.lines,
     )

@@ -46,8 +46,7 @@ class ProgramJob:
 @dataclass(frozen=True)
 class Kernel:
     """A built kernel: its object file, what the runtime must know, and the layouts of its constant
-    inputs. ``tiles``: it multiplies in the tile unit. ``lines``: its loops in words; none for a
-    kernel for GPUs.
+    inputs. ``tiles``: it multiplies in the tile unit. ``lines``: its loops in words.
     """
 
     symbol: str

@@ -101,9 +101,7 @@ def _metadata(
 
 
 def _loops(kernels: Iterable[Kernel]) -> dict[str, Any]:
-    """The loops of the kernels in words, by their symbols, for readers of the library. Those for
-    GPUs have none.
-    """
+    """The loops of the kernels in words, by their symbols, for readers of the library."""
     found = {k.symbol: [line.to_json() for line in k.lines] for k in kernels if k.lines}
     return {"loops": found} if found else {}
 

@@ -135,11 +135,6 @@ class CpuBackend(Backend):
                     f"{option} is for GPUs (--target cuda:...), and '{name}' is a CPU: leave it out"
                 )
 
-        if options.verify_layers and (range_of(options.dims) or len(choices(options.dims)) > 1):
-            raise OptionError(
-                "--verify-layers (verify_layers=True) compares a library of one shape: give each "
-                "dimension one size"
-            )
         verifies = options.verify or options.verify_layers
         if verifies and not self.isa.here and emulator_of(self.isa) is None:
             raise OptionError(

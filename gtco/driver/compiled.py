@@ -28,7 +28,8 @@ class CompileReport:
     - ``notes``: sentences for the user;
     - ``launches``: how a model for GPUs is launched; ``predicted_seconds`` are for that;
     - ``variants``: of a library of several shapes, the report of each by its sizes ("batch=4");
-      ``stages``, ``predicted_seconds``, ``verification``, ``fusion`` and ``settled`` are there;
+      ``stages``, ``predicted_seconds``, ``verification``, ``losses``, ``fusion`` and ``settled``
+      are there;
     - ``rejections``: how many configs gave no program, by reason;
     - ``cached``: when the library was made, if it comes from the cache (ISO 8601); otherwise
       empty. ``tuning``, ``tuned`` and ``settled`` are only of this compile.

@@ -197,6 +197,7 @@ class Library:
             predicted_seconds=0.0,
             tuning=[stage for report in reports for stage in report.tuning],
             verification=None,
+            losses=None,
             fusion="",
             settled=None,
             variants={said(sizes): r for sizes, r in zip(self.sizes, reports, strict=True)},
@@ -219,11 +220,15 @@ class Library:
             self.compilations[0].finish(folder)
             return
         first = self.compilations[0]
+        # linking takes the constants out of the graphs
+        kept = [(run, run.graph.copy()) for run in self.compilations if run.options.verify_layers]
         with first.phase("link") as say:
             library = self._link(folder)
             say(f"{len(self.sizes)} variants, {first.memory()}")
         for run, sizes in zip(self.compilations, self._verified(), strict=True):
             run.verify(library, sizes)
+        for run, graph in kept:
+            run.verify_layers(graph)
 
     def _link(self, folder: Path) -> Path:
         first, shared = self.compilations[0], self.compilations[0].shared

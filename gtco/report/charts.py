@@ -10,7 +10,7 @@ from typing import Any
 from gtco.report.drawing import LABELS, WIDTH, colour, time_text
 from gtco.report.facts import ModelFacts, StageFacts
 from gtco.report.families import family
-from gtco.report.text import TIMES, middle, milliseconds, nbytes
+from gtco.report.text import TIMES, error_text, middle, milliseconds, nbytes
 from gtco.tensor.operators import INJECTIVE, OPERATORS
 
 MOST_BARS = 14
@@ -366,11 +366,6 @@ def heat_steps(errors: Iterable[float]) -> list[float]:
     most, low = ranked[-1], ranked[len(ranked) // 4]
     ratio = min(max((most / low) ** (1 / (HEAT - 1)), 1.25), 3.0)
     return [most / ratio**n for n in reversed(range(HEAT))]
-
-
-def error_text(error: float | None) -> str:
-    """An error in percent: ``0.21 %``."""
-    return "not known" if error is None else f"{100 * error:.2g} %"
 
 
 def compared(rows: Sequence[tuple[str, float, float]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gtco.tensor.loops import Line
 
-FORMAT, VERSION = "gtco-report", 2
+FORMAT, VERSION = "gtco-report", 3
 
 Place = Literal["input", "weight", "stage", "output"]
 
@@ -88,7 +88,7 @@ class StageFacts:
     - ``roofline``: ``bound`` over the time;
     - ``peak``: FLOP/s over the peak of its number format;
     - ``launch``: how a kernel of a CPU or a GPU is called, by the name of the number;
-    - ``loops``: of the kernel, outermost first; none for GPUs, and in libraries of older versions.
+    - ``loops``: of the kernel, outermost first; none in libraries of older versions.
     """
 
     number: int

@@ -79,7 +79,7 @@ class View:
         for stage, every in errors.items():
             for measure, ones in zip(losses["measures"], zip(*every, strict=True), strict=True):
                 most = max((one for one in ones if one is not None), default=None)
-                found.setdefault(stage, []).append((measure, charts.error_text(most)))
+                found.setdefault(stage, []).append((measure, text.error_text(most)))
         return found
 
     @property
@@ -277,7 +277,7 @@ def render(
     environment.filters |= {
         "capitalize_first": lambda value: value[:1].upper() + value[1:],
         "changes": lambda first, last: "; ".join(changed_choices(first, last)),
-        "error_text": charts.error_text,
+        "error_text": text.error_text,
         "error": lambda value: text.NONE if value is None else f"{value:.2e}",
         "family": family,
         "family_class": lambda stage: family(stage).replace("-", ""),

@@ -34,6 +34,11 @@ def percent(share: float | None) -> str:
     return f"{share:.1%}" if abs(share) < 0.0995 else f"{share:.0%}"
 
 
+def error_text(error: float | None) -> str:
+    """An error in percent: ``0.21 %``."""
+    return "not known" if error is None else f"{100 * error:.2g} %"
+
+
 def count(value: float | None, unit: str) -> str:
     """A count of bytes or FLOPs with a prefix: ``1.50 MB`` is 1,500,000."""
     if value is None:

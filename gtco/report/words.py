@@ -149,10 +149,13 @@ def _words(name: str, value: Any, config: Mapping[str, Any], target: Mapping[str
 
 def loops_source(stage: StageFacts) -> str:
     """Where a stage's loops come from, or why there are none."""
-    if "grid" in stage.launch:
-        return "No nest is described for kernels of GPUs: gtco compile --dump has their CUDA C++."
     if not stage.loops:
         return "No nest is described: the library was made by an older gtco."
+    if "grid" in stage.launch:
+        return (
+            "The loops of blocks, warps and threads, and what they compute: an arrow says where a "
+            "value goes. gtco compile --dump has the CUDA C++."
+        )
     if stage.sketch == "gemm":
         return "The product's nest, C = A x B. An arrow says where a value goes."
     return "The program's loops, and what they store: an arrow says where."

@@ -210,8 +210,9 @@ class CompileOptions:
     - ``dump``: the folder for one readable file per phase
     - ``verify``: compare with the source model
     - ``verify_layers``: compare the output of every stage with the graph in float32, through a
-      second library that gives them all. Only for CPUs and one shape. With ``int8`` the report has
-      what each product loses without this, and it does nothing
+      second library that gives them all; each variant of a library of several shapes has its own
+      losses. Only for CPUs. With ``int8`` the report has what each product loses without this, and
+      it does nothing
     - ``strict``: a failure that gtco would work around (of a rewrite, a sketch or a build) is an
       error instead of a note
     - ``tune``: ``off``; ``quick`` times the best few candidates of the heaviest stages on this

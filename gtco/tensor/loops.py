@@ -1,6 +1,7 @@
 """The loops of a kernel as lines to read. A product's come from its nest
-(:mod:`gtco.tensor.nest.lines`), all others from the program itself
-(:mod:`gtco.tensor.emit.lines`).
+(:mod:`gtco.tensor.nest.lines`), those of other kernels for CPUs from the program itself
+(:mod:`gtco.tensor.emit.lines`). The loops of a kernel for GPUs are those of the template that it
+calls, and its sketch says them (:mod:`gtco.tensor.cuda.loops`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 # the lanes of a vector; they are unrolled; they follow each other while their sums stay in
 # registers.
 THREADS, STEPS, VECTOR, UNROLLED, REGISTERS = "threads steps vector unrolled registers".split()
+# On a GPU, they are the blocks of a launch; the warps of a block share them. THREADS are there
+# those of a block.
+BLOCKS, WARPS = "blocks", "warps"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ a library that this machine cannot run.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import gtco
 from gtco.compiler import compile_to_file
 from gtco.machine.isa import AARCH64
+from gtco.runtime.cross import compiler_for
 from gtco.runtime.elf import read_contents
 from gtco.runtime.emulated import EmulatedModel
 from gtco.support.errors import ArtifactError, BuildError, OptionError
@@ -64,6 +66,40 @@ def test_an_int8_model_is_right_and_asks_for_its_instructions(tmp_path: Path) ->
     np.testing.assert_allclose(got, wanted, atol=0.02 * abs(wanted).max())
     with pytest.raises(ArtifactError, match=r"was compiled for .*i8mm.* which this machine.*lacks"):
         EmulatedModel(path, cpu="cortex-a76")
+
+
+def test_a_bfloat16_model_is_right(tmp_path: Path) -> None:
+    """As near to float32 as on x86-64, by BFMMLA; and refused where a CPU lacks it."""
+    model, x, path = block(), images(2, seed=2), tmp_path / "m.so"
+    report = compile_to_file(
+        model, path, target="neoverse-v1", shapes={"N": 2}, precision="bf16", cache=False
+    )
+    rows = {str(stage["schedule"].get("tile", "")).partition(":")[0] for stage in report.stages}
+    assert "bfmmla" in rows, rows
+    (wanted,) = answers(model, {"image": x})
+    with EmulatedModel(path) as compiled:
+        got = compiled.run({"image": x})["logits"]
+    lost = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+    assert 2.0**-14 < lost < 0.02, lost
+    with pytest.raises(ArtifactError, match=r"was compiled for .*bf16.* which this machine.*lacks"):
+        EmulatedModel(path, cpu="cortex-a76")
+
+
+def test_clang_links_for_it(tmp_path: Path, monkeypatch: Any) -> None:
+    """The runtime and the program that runs it too are clang's."""
+    clang = shutil.which("clang")
+    if clang is None:
+        pytest.skip("no clang: apt install clang")
+    monkeypatch.setenv("CC", clang)
+    assert compiler_for(AARCH64) == clang
+    model, path = convolution(), tmp_path / "m.so"
+    compile_to_file(model, path, target="aarch64", threads=2, cache=False)
+    assert read_contents(path).isa is AARCH64
+    x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), np.float32)
+    (wanted,) = answers(model, {"x": x})
+    with EmulatedModel(path, cpu="cortex-a53") as compiled:
+        got = compiled.run({"x": x})["y"]
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * abs(wanted).max())
 
 
 def scaled() -> onnx.ModelProto:

@@ -19,6 +19,7 @@ from gtco.graph.precision import narrow_operands
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.support.errors import OptionError
 from gtco.support.options import CompileOptions
+from gtco.support.sizes import Range
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 from tests.driver.test_compiler import mlp
@@ -163,9 +164,28 @@ def test_a_compile_that_compares_stages_needs_its_kernels(tmp_path: Path, monkey
     assert cache_of(CompileOptions(verify_layers=True), None) is None
 
 
+@pytest.mark.parametrize("sizes", [[1, 3], "1..5"])
+def test_every_variant_is_compared(tmp_path: Path, sizes: list[int] | str) -> None:
+    report = compile_to_file(
+        mlp("batch", layers=2),
+        tmp_path / "m.so",
+        tune="off",
+        threads=1,
+        precision="bf16",
+        dims={"batch": Range.parse(sizes) if isinstance(sizes, str) else sizes},
+        verify_layers=True,
+    )
+    assert report.losses is None and len(report.variants) > 1
+    for sized in report.variants.values():
+        assert sized.losses is not None and sized.losses.left_out == ()
+        assert [loss.stage for loss in sized.losses.stages] == list(range(len(sized.stages)))
+        assert 2 * HALF > max(loss.own for loss in sized.losses.stages) > HALF / 10
+    assert report.phases and sum(name == "layers" for name, _ in report.phases) == len(
+        report.variants
+    )
+
+
 def test_what_it_is_not_for(tmp_path: Path, capsys) -> None:
-    with pytest.raises(OptionError, match="one shape"):
-        compile_to_file(mlp("batch"), tmp_path / "m.so", dims={"batch": [1, 2]}, verify_layers=True)
     with pytest.raises(OptionError, match="libraries for CPUs"):
         compile_to_file(mlp(), tmp_path / "m.so", target="cuda:sm_80", verify_layers=True)
     assert list(tmp_path.iterdir()) == []

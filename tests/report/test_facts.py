@@ -59,7 +59,7 @@ def test_the_json_has_the_numbers_of_inspect(made, capsys):
 def test_the_schema_itself_is_one():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     with pytest.raises(jsonschema.ValidationError):
-        valid({"format": "gtco-report", "version": 2})
+        valid({"format": "gtco-report", "version": 3})
 
 
 def test_stages_have_their_loops(made):

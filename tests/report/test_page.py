@@ -13,13 +13,13 @@ import pytest
 from gtco import cli
 from gtco.quantization.report import Layer, QuantizationReport
 from gtco.report import page as page_module
-from gtco.report.charts import HEAT, error_text, heat_steps
+from gtco.report.charts import HEAT, heat_steps
 from gtco.report.compiled import with_report
 from gtco.report.difference import difference
 from gtco.report.facts import Facts, Measurement, Timing
 from gtco.report.gather import judged
 from gtco.report.page import MOST_BYTES, TEMPLATES, difference_page, page, view
-from gtco.report.text import count, middle, milliseconds, percent
+from gtco.report.text import count, error_text, middle, milliseconds, percent
 from gtco.support.options import Quantization
 
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}

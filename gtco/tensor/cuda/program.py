@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gtco.tensor.loops import Line
 from gtco.tensor.packing import Packing
 
 
@@ -27,7 +28,8 @@ class CudaProgram:
     - ``counters``: the number of uint32 in which blocks that work together count. They are zeros
       before each run, and each run leaves zeros;
     - ``registers``: the price's estimate for a thread, 0 if there is none; with these, blocks run
-      side by side.
+      side by side;
+    - ``lines``: the loops in words.
     """
 
     source: str
@@ -38,6 +40,7 @@ class CudaProgram:
     scratch: int = 0
     counters: int = 0
     registers: int = 0
+    lines: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True)

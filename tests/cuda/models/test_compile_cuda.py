@@ -11,6 +11,8 @@ import torch
 from gtco import cli
 from gtco.driver.compilation import Compilation, silent
 from gtco.machine.gpu import ARCHITECTURES, gpu_target
+from gtco.report.gather import gather
+from gtco.report.page import page
 from gtco.runtime.library import read_metadata
 from gtco.support.options import CompileOptions
 from models import export_onnx
@@ -60,6 +62,18 @@ def test_one_library_for_every_architecture(vit: Path, tmp_path: Path, capsys) -
     seen = json.loads(capsys.readouterr().out)
     assert seen["metadata"]["target"]["images"] == list(ARCHITECTURES)
     assert seen["metadata"]["precision"] == "fp16"
+    # the loops of each kernel, in the report and in words
+    facts = gather(library)
+    (model,) = facts.models
+    for stage in model.stages:
+        first = stage.loops[0]
+        assert (first.runs, first.extent) == ("blocks", stage.launch["grid"][0]), stage.name
+        assert any("-> output" in line.text for line in stage.loops), stage.name
+    text = page(facts)
+    assert text.count('class="blocks"') >= len(kernels) and "The loops of blocks, warps" in text
+    assert cli.main(["inspect", str(library), "--no-profile", "--loops"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(" (blocks):") >= len(kernels) and "no nest is described" not in said
 
 
 def test_ptx_may_be_left_out(vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,7 @@ from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.sketch.attention.cuda_block import Blocking
+from gtco.tensor.sketch.attention.cuda_loops import attention_lines
 from gtco.tensor.sketch.shared.cuda_streaming import number
 from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
@@ -303,7 +304,10 @@ class CudaAttention:
             about,
             side_by_side=1,  # if NVRTC chooses the number itself, it spills a few registers
         )
-        return CudaProgram(text, (prod(self.blocks(block)), 1, 1), 32 * block.count, block.shared)
+        blocks = self.blocks(block)
+        lines = attention_lines(self.stage, self.op, self.extents, block, blocks)
+        grid = (prod(blocks), 1, 1)
+        return CudaProgram(text, grid, 32 * block.count, block.shared, lines=lines)
 
     def _of_result(self, index: Sequence[Expr]) -> list[Expr]:
         """(flat batch, row, column) -> an index of the operator's output."""

@@ -94,6 +94,7 @@ class CudaDepthwise:
             (windows.blocks(config), 1, 1),
             threads,
             packings=self.packings,
+            lines=windows.lines(config, self.op),
         )
 
     def _weight(self, args: Arguments, vector: int) -> str:

@@ -32,6 +32,7 @@ from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.lambdas import Body, traced
+from gtco.tensor.cuda.loops import by_element
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES, OR, PRODUCT, SUM, indented
@@ -186,7 +187,10 @@ class CudaElementwise:
             threads,
             f"{n} neighbours a thread" if n > 1 else "an element a thread",
         )
-        return CudaProgram(text, (ceil(self.groups(n) / threads), 1, 1), threads)
+        blocks = ceil(self.groups(n) / threads)
+        each = f"{n} neighbours by each" if n > 1 else "an element by each"
+        said = by_element(self.stage, blocks, threads, each)
+        return CudaProgram(text, (blocks, 1, 1), threads, lines=said)
 
 
 @dataclass(frozen=True)

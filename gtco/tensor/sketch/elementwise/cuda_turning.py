@@ -24,11 +24,14 @@ from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.lambdas import Body, traced, write
+from gtco.tensor.cuda.loops import Loops, kinds
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES, indented
 from gtco.tensor.emit.emitter import Expr, storage
 from gtco.tensor.emit.reader import Reader
+from gtco.tensor.loops import BLOCKS, Line
+from gtco.tensor.loops import THREADS as PARALLEL
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
 SIDES = (64, 32)
@@ -139,7 +142,20 @@ class Turning:
         about = f"squares of {side} x {side} turned in shared memory"
         text = source(symbol, stage, ["elementwise.cuh"], lines, call, THREADS, about)
         grid = (self.blocks(side), 1, 1)
-        return CudaProgram(text, grid, THREADS, self.places(side)[-1])
+        return CudaProgram(text, grid, THREADS, self.places(side)[-1], lines=self.lines(side))
+
+    def lines(self, side: int) -> tuple[Line, ...]:
+        """The loops in words."""
+        loops, (ts, js) = Loops(), self.extents
+        cut = f"{side} x {side} of {ts} x {js} each"
+        turns, stage = side * side // THREADS, self.stage
+        with loops.over("square", self.blocks(side), BLOCKS, cut):
+            for tensor in self.inputs:
+                with loops.over("turn", turns), loops.over("thread", THREADS, PARALLEL):
+                    loops.says(f"{stage.types[tensor]}, along its own axis -> shared memory")
+            with loops.over("turn", turns), loops.over("thread", THREADS, PARALLEL):
+                loops.says(f"{kinds(stage.operators)} -> output, {stage.output.type.dtype}")
+        return loops.lines
 
     def _parameters(self, others: int) -> tuple[tuple[str, int], ...]:
         return (("other", others), ("t", self.extents[0]), ("j", self.extents[1]))

@@ -24,10 +24,12 @@ from gtco.tensor.analysis.chains import is_static, readable
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.lambdas import Body, printed
+from gtco.tensor.cuda.loops import by_element
 from gtco.tensor.cuda.printer import Printer
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import PrintError
+from gtco.tensor.emit.lines import program_lines
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.relax.bridge import lower_module
 from gtco.tensor.relax.calls import BridgeError
@@ -157,7 +159,9 @@ class CudaFallback:
                 lines.append(f"if (i >= {size}) return;")
             lines += printed(arguments(stage), (("i", size),), body)
         text = source(symbol, stage, [], lines, "", THREADS, "a thread an element")
-        return CudaProgram(text, (max(1, ceil(size / THREADS)), 1, 1), THREADS)
+        blocks = max(1, ceil(size / THREADS))
+        said = by_element(stage, blocks, THREADS, "an element by each")
+        return CudaProgram(text, (blocks, 1, 1), THREADS, lines=said)
 
     def _lower(self, symbol: str) -> tuple[Any, int, int]:
         """TVM's function, its bytes of scratch, and its number of independent iterations."""
@@ -195,4 +199,5 @@ class CudaFallback:
         text = source(symbol, stage, [], lines, "", threads, about, shares=scratch > 0)
         counters = int(scratch > 0)  # they come with scratch, which is the handle's own
         grid = (ceil(tasks / threads), 1, 1)
-        return CudaProgram(text, grid, threads, scratch=scratch, counters=counters)
+        said = program_lines(function, tasks)
+        return CudaProgram(text, grid, threads, scratch=scratch, counters=counters, lines=said)

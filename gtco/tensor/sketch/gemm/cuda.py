@@ -48,6 +48,7 @@ from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import PRODUCER_GROUP, source
 from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.cuda.tensor_core import TensorCoreRow, emitted_rows, group_rows
+from gtco.tensor.sketch.gemm.cuda_loops import product_lines
 from gtco.tensor.sketch.gemm.cuda_mapping import Mapped
 from gtco.tensor.sketch.gemm.cuda_roles import (
     NONE,
@@ -330,6 +331,7 @@ class CudaGemm:
             packings,
             tiles.scratch,
             tiles.tiles if tiles.split > 1 else 0,
+            lines=product_lines(mapped, tiles, int(chosen["group"])),
         )
 
     def about(self, mapped: Mapped, tiles: Tiles) -> str:

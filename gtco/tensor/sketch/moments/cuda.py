@@ -34,6 +34,7 @@ from gtco.tensor.cuda.neighbours import (
 )
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
+from gtco.tensor.sketch.shared.cuda_loops import Teams, column_lines, row_lines
 from gtco.tensor.sketch.shared.cuda_streaming import floats, launch, number
 from gtco.tensor.sketch.shared.cuda_teams import BESIDE, HELD, WARP, columns, side, splits, teams
 from gtco.tensor.space import Config, Decision, Option, Rejection
@@ -161,7 +162,13 @@ class CudaMoments:
             (self._blocks(config), 1, 1),
             threads,
             self._shared(config),
+            lines=column_lines(stage, self.op, self._teams(config), width, wide=False),
         )
+
+    def _teams(self, config: Config) -> Teams:
+        """What threads share."""
+        sizes = config["threads"], config["rows"], config["vector"]
+        return Teams(self.outer, self.shape[-2], *sizes)
 
 
 @dataclass(frozen=True)
@@ -274,4 +281,10 @@ class CudaMergedMoments:
             (ceil(self.rows / config["rows"]), 1, 1),
             threads,
             self._shared(config),
+            lines=row_lines(stage, self.op, self._teams(config), wide=False),
         )
+
+    def _teams(self, config: Config) -> Teams:
+        """What threads share."""
+        team = config["threads"]
+        return Teams(self.rows, self.length, team, config["rows"], 1, bool(self._held(team)))

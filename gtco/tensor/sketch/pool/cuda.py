@@ -73,4 +73,5 @@ class CudaPool:
             source(symbol, self.stage, headers, text, call, threads, windows.about()),
             (windows.blocks(config), 1, 1),
             threads,
+            lines=windows.lines(config, self.op),
         )

@@ -32,6 +32,8 @@ from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.neighbours import HEADER, reading, side_by_side, storing
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
+from gtco.tensor.loops import Line
+from gtco.tensor.sketch.shared.cuda_loops import Teams, column_lines, row_lines
 from gtco.tensor.sketch.shared.cuda_streaming import around, floats, launch, number, taken
 from gtco.tensor.sketch.shared.cuda_teams import BESIDE, HELD, WARP, columns, side, splits, teams
 from gtco.tensor.space import Config, Decision, Option, Rejection
@@ -244,7 +246,17 @@ class CudaRows:
             (self._blocks(config), 1, 1),
             threads,
             self._shared(config),
+            lines=self._lines(config),
         )
+
+    def _lines(self, config: Config) -> tuple[Line, ...]:
+        """The loops in words."""
+        team, vector = config["threads"], config["vector"]
+        held = bool(self._held(team, vector))
+        shared = Teams(self.rows, self.length, team, config["rows"], vector, held)
+        if self.view.by_rows:
+            return row_lines(self.stage, self.op, shared, self.wide)
+        return column_lines(self.stage, self.op, shared, self.view.shape[-1], self.wide)
 
     def _by_rows(self, config: Config) -> tuple[list[str], str]:
         stage, op, vector, team = self.stage, self.op, config["vector"], config["threads"]

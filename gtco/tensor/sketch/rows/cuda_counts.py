@@ -19,7 +19,9 @@ from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES
+from gtco.tensor.loops import Line
 from gtco.tensor.sketch.rows.cuda import MOST_POSITIONS, START, CudaRows
+from gtco.tensor.sketch.shared.cuda_loops import Teams, row_lines
 from gtco.tensor.sketch.shared.cuda_streaming import around, launch
 from gtco.tensor.sketch.shared.cuda_teams import BESIDE, WARP, side, teams
 from gtco.tensor.space import Config, Decision, Option, Rejection
@@ -117,4 +119,10 @@ class Counts(CudaRows):
             (ceil(every / config["rows"]), 1, 1),
             threads,
             self._shared(config),
+            lines=self._lines(config),
         )
+
+    def _lines(self, config: Config) -> tuple[Line, ...]:
+        every = self.rows * self.width
+        shared = Teams(every, self.length, config["threads"], config["rows"], 1)
+        return row_lines(self.stage, self.op, shared, wide=False)

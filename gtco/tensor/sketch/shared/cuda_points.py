@@ -36,6 +36,7 @@ from gtco.tensor.cuda.neighbours import (
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.emit.bfloat16 import convert
+from gtco.tensor.sketch.shared.cuda_loops import point_lines
 from gtco.tensor.sketch.shared.cuda_streaming import launch
 from gtco.tensor.space import Config, Decision, Option
 from gtco.tensor.stage import Operator, Stage
@@ -196,4 +197,8 @@ class Points:
             ),
             (self.blocks(config), 1, 1),
             threads,
+            lines=point_lines(
+                self.stage, self.op, (self.blocks(config), threads), self.taps, vector,
+                config["repeat"],
+            ),
         )  # fmt: skip

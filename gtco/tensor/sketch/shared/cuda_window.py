@@ -27,9 +27,11 @@ from gtco.tensor.analysis.window import Geometry
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.neighbours import reading, side_by_side, storing
 from gtco.tensor.cuda.program import Launch
+from gtco.tensor.loops import Line
+from gtco.tensor.sketch.shared.cuda_loops import window_lines
 from gtco.tensor.sketch.shared.cuda_streaming import launch
 from gtco.tensor.space import Config, Decision, Option
-from gtco.tensor.stage import Stage
+from gtco.tensor.stage import Operator, Stage
 
 VECTORS = (4, 2, 1)  # channels that a thread makes side by side
 STRIPS = (1, 2, 4, 8)
@@ -152,6 +154,21 @@ class Windows:
             storing(args, self.stage, self.tail, "store", [n, ("row", high), ("column", wide), c],
                     put, vector),
         )  # fmt: skip
+
+    def lines(self, config: Config, op: Operator) -> tuple[Line, ...]:
+        """The loops of ``op`` in words."""
+        g, strip = self.geometry, config["strip"]
+        rows = (strip - 1) * g.strides[0] + (g.kernel[0] - 1) * g.dilation[0] + 1
+        return window_lines(
+            self.stage,
+            op,
+            (self.blocks(config), config["threads"]),
+            strip,
+            config["vector"],
+            g.group[0] if op.kind == "conv2d" else 1,
+            g.kernel,
+            rows,
+        )
 
     def about(self) -> str:
         g = self.geometry
