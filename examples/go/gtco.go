@@ -1,8 +1,7 @@
 // A model that gtco compiled, through its C interface. Copy this file and a library's header, as
 // model.h, into your package: all headers declare the same.
 //
-// A Model runs one call at a time. Open one for each goroutine: models of one file share the weights'
-// memory.
+// A Model runs one call at a time. Open one for each goroutine; models of one file share the weights.
 package main
 
 /*

@@ -18,6 +18,7 @@ from gtco.runtime.publish import weights_beside
 from gtco.support.errors import VerificationError
 
 MOST_LOSSES = 10  # stages that are shown
+MOST_TABLES = 3  # variants whose stages are shown; of more there is a line each
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -198,7 +199,11 @@ def summary(output: Path, report: Any) -> None:
                 say(f"{name}:")
             show_verification(one.verification)
     for name, one in variants.items() if variants else [("", report)]:
-        if one.losses is not None:
+        if one.losses is None:
+            continue
+        if len(variants) > MOST_TABLES:
+            say(f"{name}: {one.losses}")
+        else:
             show_losses(one.losses, one.stages, name)
     if changed := [stage for stage in report.tuning if stage["first"] != stage["last"]]:
         show(tuning_tables.changed(changed))

@@ -40,6 +40,8 @@ OPTIONAL = {
     "xgboost-cpu": "gtco tune, to learn from what it measures",
     "vl-convert-python": "gtco report, to draw charts",
     "fast-sugiyama": "gtco report, to lay out the graph (Python 3.11 or later)",
+    "ray": "gtco tune --farm and gtco farm",
+    "shtab": "gtco completion",
 }
 SAME = {"xgboost-cpu": "xgboost"}  # another wheel of it
 

@@ -22,6 +22,7 @@ from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, Cover, Step, TensorSpec, Variant, plan_arena, round_up
 from gtco.support.sizes import Range, apart
 from gtco.support.version import __version__, installed
+from gtco.tensor.cuda.program import Launch
 from gtco.tensor.intrinsics.table import multiplied
 from gtco.tensor.operators import (
     COMPLEX,
@@ -326,7 +327,8 @@ def images_of(kernels: Iterable[Kernel], target: GpuTarget) -> dict[str, dict[st
 
 
 def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
-    """What ``gtco inspect`` shows of a stage."""
+    """What ``gtco inspect`` shows of a stage; of one for GPUs also the unit that computes."""
+    work: Any = choice.sketch.workload(choice.config)
     return {
         "name": node_name(stage),
         "key": stage.key,
@@ -335,10 +337,11 @@ def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
         "output": str(stage.output.type),
         "structure": choice.sketch.structure,
         "schedule": choice.config.to_json(),
-        "flops": choice.sketch.workload(choice.config).flops,
+        "flops": work.flops,
         "multiplies": multiplied(stage),
         "bytes": stage.input_bytes + stage.output.type.nbytes,
         "predicted_seconds": choice.seconds,
+        **({"unit": work.unit} if isinstance(work, Launch) else {}),
     }
 
 

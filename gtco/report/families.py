@@ -14,6 +14,8 @@ FAMILIES = {
     "rows": "normalisation",
     "across": "normalisation",
     "moments": "normalisation",
+    "merged_moments": "normalisation",
+    "counts": "normalisation",
     "elementwise": "element-wise",
     "fallback": "fallback",
 }

@@ -27,6 +27,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 NEEDED = {"vl_convert": "vl-convert-python", "fast_sugiyama": "fast-sugiyama", "jinja2": "jinja2"}
 MOST_VARIANTS = 3  # that a page shows in full
 HEAVIEST = 8
+DISTURBED = 0.15  # the share of a run that other processes take, from which on the page says so
 MOST_BYTES = 3_000_000  # what mail takes and a browser opens at once
 # Where the page would have more bytes: are equal kernels' loops there once, and how many characters
 # has a name?
@@ -58,6 +59,7 @@ class View:
     formats: str
     tensors: int
     unattributed: str
+    disturbed: str
     where: str
     order: str
     roofline: str
@@ -99,6 +101,7 @@ def page(facts: Facts) -> str:
     ]
     heaviest = sorted(shown[0].stages, key=lambda s: -s.seconds)[:HEAVIEST]
     longest = {id(s): max(s.seconds for s in one.stages) for one in shown for s in one.stages}
+    gpu = facts.target.startswith("cuda")
     drawn = ""
     for short, names in SHORTER:
         drawn = render(
@@ -109,7 +112,8 @@ def page(facts: Facts) -> str:
             heaviest=heaviest,
             hidden=len(facts.models) - len(shown),
             longest=longest,
-            units="multiprocessors" if facts.target.startswith("cuda") else "threads",
+            gpu=gpu,
+            units="multiprocessors" if gpu else "threads",
             short=short,
             names=names,
         )
@@ -122,7 +126,8 @@ def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
     draw = partial(svg, prefix=prefix)
     count = len(model.stages)
     reached = model.flops / model.seconds if model.seconds else None
-    peak = facts.machine.peaks.get("float32")
+    dtype = main_format(facts, model)
+    peak = facts.machine.peaks.get(dtype)
     found = model.verification
     drawn = found and any(d["relative"] is not None for d in found["differences"])
     return View(
@@ -130,10 +135,11 @@ def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
         prefix=prefix,
         title=said(model.sizes) if model.sizes else "",
         operators=sum(len(stage.operators) for stage in model.stages),
-        peak=f"{text.percent(reached / peak)} of the float32 peak" if reached and peak else "",
+        peak=f"{text.percent(reached / peak)} of the {dtype} peak" if reached and peak else "",
         formats=", ".join(f"{text.nbytes(n)} {d}" for d, n in facts.weights_by_dtype.items()),
         tensors=sum(place.nbytes for place in model.arena),
         unattributed=unattributed(model),
+        disturbed=disturbed(model),
         where=draw(
             charts.where_time_goes(model),
             f"{prefix}where",
@@ -172,6 +178,15 @@ def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
         else "",
         picture=picture(model),
     )
+
+
+def main_format(facts: Facts, model: ModelFacts) -> str:
+    """The number format of most FLOPs, of those whose peak is known."""
+    counts = Counter({"float32": 0.0})
+    for stage in model.stages:
+        if stage.number_format in facts.machine.peaks:
+            counts[stage.number_format] += stage.flops
+    return max(counts, key=lambda dtype: counts[dtype])
 
 
 @dataclass(frozen=True)
@@ -252,6 +267,20 @@ def unattributed(model: ModelFacts) -> str:
     return f"{said}."
 
 
+def disturbed(model: ModelFacts) -> str:
+    """Says that other processes took much of a run, if they did."""
+    if (found := model.measurement) is None:
+        return ""
+    taken, whole = found.summed_seconds - found.stages_seconds, found.end_to_end.median
+    if taken < DISTURBED * whole:
+        return ""
+    return (
+        f"Other processes took about {text.milliseconds(taken)} of a run's "
+        f"{text.milliseconds(whole)} while this was measured. Measure again on a machine at rest: "
+        "the times of single stages below are too long, and the least ones are nearest to the truth."
+    )
+
+
 def render(
     template: str,
     longest: Mapping[int, float] | None = None,
@@ -296,6 +325,7 @@ def render(
         "signed": lambda value: ("+" if value > 0 else "") + text.milliseconds(value),
         "speed": speed,
         "sketch": sketch_words,
+        "telling": lambda stage: "+".join(charts.telling(stage)),
     }
     return environment.get_template(template).render(
         version=__version__,

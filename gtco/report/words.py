@@ -19,6 +19,8 @@ SKETCHES = {
     "rows": "a normalisation, softmax or reduction of rows",
     "across": "a reduction across rows",
     "moments": "half of a split normalisation",
+    "merged_moments": "the other half of a split normalisation",
+    "counts": "a sum or an extreme of whole numbers",
     "pool": "pooling",
     "resize": "resizing",
     "grid_sample": "sampling at points",
@@ -53,6 +55,10 @@ _VALUES = {
     ("prefetch", "none"): "nothing is prefetched",
     ("prefetch", "next"): "the next panel of weights is prefetched while one computes",
     ("prefetch", "both"): "the next panel of weights is prefetched, and this one 16 steps ahead",
+    ("query", "registers"): "the queries stay in registers",
+    ("query", "shared"): "the queries are read from shared memory in each step",
+    ("warp_roles", "none"): "every warp copies and multiplies",
+    ("warp_roles", "producer"): "one group of warps copies what the others multiply",
 }
 _TEXTS = {
     "row": "the instruction of the Tensor Cores that multiplies",
@@ -78,6 +84,16 @@ _NUMBERS = {
     "group": "blocks are launched in groups of {}, which share operands in L2",
     "stages": "slices of the operands in shared memory at once: {}",
 }
+# Of attention on a GPU, whose decisions have names of products' in part.
+_ATTENTION = {
+    "columns": "columns of v that a block computes: {}",
+    "tiles": "sixteens of queries of a warp: {}",
+    "keys": "keys that a warp takes in a step: {}",
+    "warps": "warps that have queries of their own: {}",
+    "split": "warps that share the keys: {}",
+    "heads": "heads of a block: {}",
+    "stages": "steps of k and v in shared memory at once: {}",
+}
 
 
 def kind_of(config: Mapping[str, Any], lanes: int) -> tuple[Kind, MicroKernel] | None:
@@ -89,11 +105,27 @@ def kind_of(config: Mapping[str, Any], lanes: int) -> tuple[Kind, MicroKernel] |
     return tile.kind, tile
 
 
-def instructions(config: Mapping[str, Any], target: Mapping[str, Any]) -> str:
-    """The instruction set of the innermost loop. ``target`` is that of the library's metadata."""
+def unit_of(step: Mapping[str, Any]) -> tuple[str, str]:
+    """The unit of a GPU that computes a stage, and the number format that it multiplies. A library
+    of an older gtco does not say it of stages without a row.
+    """
+    known = step.get("unit")
+    if known is None:
+        row = step["schedule"].get("row", "fma")
+        dtype = next(iter(step["inputs"]), step["output"]).partition("[")[0]
+        return row.partition(".")[0], dtype if row != "fma" else "float32"
+    unit, _, dtype = known.partition(":")
+    return unit, dtype or "float32"
+
+
+def instructions(step: Mapping[str, Any], target: Mapping[str, Any]) -> str:
+    """The instruction set of a stage's innermost loop. ``target`` is that of the library's
+    metadata.
+    """
+    config = step["schedule"]
     if target.get("kind") == "cuda":
-        row = config.get("row")
-        return f"Tensor Cores, {row}" if row else "CUDA cores"
+        unit, _ = unit_of(step)
+        return "CUDA cores" if unit == "fma" else f"Tensor Cores, {config.get('row', unit)}"
     lanes = target["lanes"]
     vectors = ISAS[target.get("isa", X86_64.name)].vector_name(lanes)
     if config.get("sketch") == "fallback":
@@ -105,16 +137,15 @@ def instructions(config: Mapping[str, Any], target: Mapping[str, Any]) -> str:
     return f"{vectors} {how}" if how.startswith("FMA") else how
 
 
-def number_format(
-    config: Mapping[str, Any], target: Mapping[str, Any], first_input: str, output: str
-) -> str:
-    """The dtype of what is multiplied; without a product, the dtype of the first input."""
-    dtype = (first_input or output).partition("[")[0]
+def number_format(step: Mapping[str, Any], target: Mapping[str, Any]) -> str:
+    """The dtype of what is multiplied; without a product, that of the first input, and on a GPU
+    float32.
+    """
     if target.get("kind") == "cuda":
-        return dtype if config.get("row") else "float32"
-    found = kind_of(config, target["lanes"])
+        return unit_of(step)[1]
+    found = kind_of(step["schedule"], target["lanes"])
     if found is None:
-        return dtype
+        return next(iter(step["inputs"]), str(step["output"])).partition("[")[0]
     # what is widened is multiplied in the format of its layout in registers
     return "int8" if found[0].operand == "int8" else found[0].a.dtype
 
@@ -141,9 +172,14 @@ def _words(name: str, value: Any, config: Mapping[str, Any], target: Mapping[str
         )
     if (name, value) in _VALUES:
         return _VALUES[name, value]
-    if name in _NUMBERS and isinstance(value, int):
+    numbers = _NUMBERS
+    if target.get("kind") == "cuda":
+        numbers = {**_NUMBERS, "tile": "squares of {0} x {0} are turned in shared memory"}
+        if config.get("sketch") == "attention":
+            numbers |= _ATTENTION
+    if name in numbers and isinstance(value, int):
         pieces = "1 piece" if value == 1 else f"{value} pieces"
-        return _NUMBERS[name].format(pieces if "cut into" in _NUMBERS[name] else value)
+        return numbers[name].format(pieces if "cut into" in numbers[name] else value)
     return _TEXTS.get(name, "")
 
 

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from gtco import cli
+from gtco.cli import compile_command
 from gtco.compiler import compile_to_file
 from gtco.driver import layers
 from gtco.driver.caching import cache_of
@@ -165,7 +166,9 @@ def test_a_compile_that_compares_stages_needs_its_kernels(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("sizes", [[1, 3], "1..5"])
-def test_every_variant_is_compared(tmp_path: Path, sizes: list[int] | str) -> None:
+def test_every_variant_is_compared(
+    tmp_path: Path, capsys, monkeypatch, sizes: list[int] | str
+) -> None:
     report = compile_to_file(
         mlp("batch", layers=2),
         tmp_path / "m.so",
@@ -180,9 +183,15 @@ def test_every_variant_is_compared(tmp_path: Path, sizes: list[int] | str) -> No
         assert sized.losses is not None and sized.losses.left_out == ()
         assert [loss.stage for loss in sized.losses.stages] == list(range(len(sized.stages)))
         assert 2 * HALF > max(loss.own for loss in sized.losses.stages) > HALF / 10
-    assert report.phases and sum(name == "layers" for name, _ in report.phases) == len(
-        report.variants
-    )
+    assert [name for name, _ in report.phases].count("layers") == len(report.variants)
+    monkeypatch.setattr(compile_command, "MOST_TABLES", len(report.variants))
+    compile_command.summary(tmp_path / "m.so", report)
+    assert capsys.readouterr().out.count("what stages lose") == len(report.variants)
+    monkeypatch.setattr(compile_command, "MOST_TABLES", 1)
+    compile_command.summary(tmp_path / "m.so", report)
+    said = capsys.readouterr().out
+    for name, sized in report.variants.items():
+        assert f"{name}: {len(sized.stages)} stages compared with" in said
 
 
 def test_what_it_is_not_for(tmp_path: Path, capsys) -> None:

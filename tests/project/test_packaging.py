@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ import onnx
 import pytest
 import setuptools
 
-from gtco.cli.doctor_command import NEEDED
+from gtco.cli.doctor_command import NEEDED, OPTIONAL
 from gtco.support.version import __version__
 from tests.cli.test_artifact import library
 from tests.driver.test_compiler import mlp
@@ -53,6 +54,15 @@ def test_doctor_asks_for_what_setup_installs(arguments):
     assert {name + (f"=={pin}" if pin else "") for name, pin in NEEDED.items()} == set(
         arguments["install_requires"]
     )
+
+
+def test_doctor_asks_for_what_each_extra_is_for(arguments):
+    for extra in ("torch", "tune", "completion", "report", "farm"):
+        wanted = {
+            re.split(r"[^\w-]", requirement)[0]
+            for requirement in arguments["extras_require"][extra]
+        }
+        assert wanted & OPTIONAL.keys(), (extra, wanted)
 
 
 def test_torch_is_never_unpinned(arguments):

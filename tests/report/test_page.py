@@ -13,11 +13,11 @@ import pytest
 from gtco import cli
 from gtco.quantization.report import Layer, QuantizationReport
 from gtco.report import page as page_module
-from gtco.report.charts import HEAT, heat_steps
+from gtco.report.charts import HEAT, errors, heat_steps, telling
 from gtco.report.compiled import with_report
 from gtco.report.difference import difference
 from gtco.report.facts import Facts, Measurement, Timing
-from gtco.report.gather import judged
+from gtco.report.gather import judged, notes_of
 from gtco.report.page import MOST_BYTES, TEMPLATES, difference_page, page, view
 from gtco.report.text import count, error_text, middle, milliseconds, percent
 from gtco.support.options import Quantization
@@ -156,6 +156,57 @@ def test_what_layers_lose_is_a_heat_map_and_a_table(made):
     for text in (error_text(worst), *words):
         assert text in seen.text, text
     assert "--verify-layers" in check(page(timed(made.facts))).text
+
+
+def test_the_peak_is_that_of_the_format_that_multiplies(made, narrow):
+    assert "of the float32 peak" in check(page(timed(made.facts))).text
+    seen = check(page(timed(narrow.facts)))
+    assert "of the bfloat16 peak" in seen.text and "float32 peak" not in seen.text
+
+
+def test_a_busy_machine_is_named_at_the_top(made):
+    facts = timed(made.facts)
+    (model,) = facts.models
+    found = model.measurement
+    assert "Measure again" not in check(page(facts)).text
+    whole = found.end_to_end.median
+    busy = replace(found, summed_seconds=found.stages_seconds + 0.2 * whole)
+    shown = replace(facts, models=(replace(model, measurement=busy),))
+    seen = check(page(shown))
+    assert f"took about {milliseconds(0.2 * whole)} of a run's {milliseconds(whole)}" in seen.text
+
+
+def test_a_slow_stage_is_one_whose_least_time_is_long(made):
+    (model,) = made.facts.models
+    seconds = max(stage.predicted_seconds for stage in model.stages)
+    slow = replace(model.stages[0], predicted_seconds=max(seconds, 1e-4))
+    least, busy = (
+        replace(slow, measured=Timing(least * slow.predicted_seconds, 9.0, 9.0))
+        for least in (3.0, 1.0)
+    )
+    assert notes_of(least, ()) == ("It takes at least 3.0 times as long as predicted.",)
+    assert notes_of(busy, ()) == ()
+
+
+def test_tables_name_the_operators_that_compute(made):
+    facts = timed(made.facts)
+    rows = re.findall(r"<tr><td class=\"n\">\d+</td>.*?</tr>", page(facts))
+    stages = facts.models[0].stages
+    assert len(rows) == len(stages)
+    for row, stage in zip(rows, stages, strict=True):
+        assert f"<td>{middle('+'.join(telling(stage)), 34)}</td>" in row
+    moving = [s for s in stages if len(telling(s)) < len(s.operators)]
+    assert moving, "a stage moves elements before it computes"
+
+
+def test_the_left_edge_of_the_errors_is_explained_where_something_is_there(made):
+    facts = with_report(timed(made.facts), made.report)
+    found = facts.models[0].verification
+    title = errors(found)["layer"][0]["encoding"]["x"]["title"]
+    assert title == "largest relative error"
+    exact = [{**d, "relative": 0.0} for d in found["differences"]]
+    title = errors({**found, "differences": exact})["layer"][0]["encoding"]["x"]["title"]
+    assert "at the left edge" in title
 
 
 def test_losses_of_a_quantized_model(made, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -66,11 +67,18 @@ def test_one_library_for_every_architecture(vit: Path, tmp_path: Path, capsys) -
     facts = gather(library)
     (model,) = facts.models
     for stage in model.stages:
-        first = stage.loops[0]
-        assert (first.runs, first.extent) == ("blocks", stage.launch["grid"][0]), stage.name
+        blocks = [line.extent for line in stage.loops if line.runs == "blocks"]
+        assert prod(blocks) == stage.launch["grid"][0], stage.name  # two loops where k is split
+        assert all(decision.words for decision in stage.config), stage.config
+        if stage.sketch in ("gemm", "attention"):  # also where the inputs are float32, and are cast
+            assert stage.number_format == "float16", stage.name
+            assert stage.instructions.startswith("Tensor Cores, mma"), stage.name
+        else:
+            assert (stage.instructions, stage.number_format) == ("CUDA cores", "float32")
         assert any("-> output" in line.text for line in stage.loops), stage.name
     text = page(facts)
     assert text.count('class="blocks"') >= len(kernels) and "The loops of blocks, warps" in text
+    assert "of the float16 peak" in text and "--verify-layers" not in text  # that is for CPUs
     assert cli.main(["inspect", str(library), "--no-profile", "--loops"]) == 0
     said = capsys.readouterr().out
     assert said.count(" (blocks):") >= len(kernels) and "no nest is described" not in said

@@ -49,8 +49,8 @@ def attention_lines(
                     "up before is scaled to it"
                 )
                 with loops.over("key", ceil(keys / step), REGISTERS, "sums in registers", step):
-                    a, b = f"scores[{rows}, {step}]", f"v[{step}, {block.columns}]"
-                    loops.says(f"C[{rows}, {block.columns}] += {a} x {b}")
+                    left, right = f"scores[{rows}, {step}]", f"v[{step}, {block.columns}]"
+                    loops.says(f"C[{rows}, {block.columns}] += {left} x {right}")
         if block.split > 1:
             loops.says(f"C of the {block.split} shares of the keys is added up in shared memory")
         loops.says(written(stage, op.output, "C / sum of the exponentials"))
