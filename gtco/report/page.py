@@ -277,7 +277,7 @@ def disturbed(model: ModelFacts) -> str:
     return (
         f"Other processes took about {text.milliseconds(taken)} of a run's "
         f"{text.milliseconds(whole)} while this was measured. Measure again on a machine at rest: "
-        "the times of single stages below are too long, and the least ones are nearest to the truth."
+        "the times of stages below are too long, and the least ones are nearest to the truth."
     )
 
 
