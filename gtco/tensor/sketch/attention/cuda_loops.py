@@ -28,22 +28,24 @@ def attention_lines(
     step = 16 if block.mma else 4  # of a product's inner axis
     rows, keys = 16 * block.tiles, block.keys
     loops = Loops()
-    cut = f"{block.heads} of {b} heads, {block.rows} of {m} queries"
+    cut = f"{block.heads} of {b} heads, {min(block.rows, m)} of {m} queries"
     if blocks[1] > 1:
         cut += f", {block.columns} of {e} columns of v"
     with loops.over("block", prod(blocks), BLOCKS, cut):
         held = ", then registers" if block.held else ""
-        loops.says(f"q[{block.rows}, {d}] -> shared memory{held}{_made(stage, op, 0)}")
-        ahead = f"; {block.stages - 1} steps copied ahead" if block.stages > 1 else ""
+        loops.says(f"q[{block.rows}, {d}]{_made(stage, op, 0)} -> shared memory{held}")
+        ahead = {1: "", 2: "; the next step is copied ahead"}.get(
+            block.stages, f"; the next {block.stages - 1} steps are copied ahead"
+        )
         with loops.over("step", ceil(n / block.step), text=f"keys, of {n}{ahead}", step=block.step):
-            loops.says(f"k[{block.step}, {d}] -> shared memory{_made(stage, op, 1)}")
-            loops.says(f"v[{block.step}, {block.columns}] -> shared memory{_made(stage, op, 2)}")
+            loops.says(f"k[{block.step}, {d}]{_made(stage, op, 1)} -> shared memory")
+            loops.says(f"v[{block.step}, {block.columns}]{_made(stage, op, 2)} -> shared memory")
             share = f"{rows} queries by {keys} keys each"
             with loops.over("warp", block.count, WARPS, share):
                 inner = ceil(block.depth / step)
                 with loops.over("c", inner, REGISTERS, "scores in registers", step):
                     loops.says(f"scores[{rows}, {keys}] += q[{rows}, {step}] x k[{step}, {keys}]")
-                bias = f" + bias{_made(stage, op, 3)}" if len(op.inputs) > 3 else ""
+                bias = " + bias" if len(op.inputs) > 3 else ""
                 loops.says(
                     f"scores = exp(scale * scores{bias} - the largest so far); what was summed "
                     "up before is scaled to it"
