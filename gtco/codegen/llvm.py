@@ -18,6 +18,7 @@ from gtco.machine.target import Target
 # counter for one that never wraps, as in ``for i in range(16): y[i] = x[i & 3]``. Kernels say
 # themselves which loops are vectors, so its loop vectorizer is off.
 OPTIONS = ("-vectorize-loops=0",)
+NO_ALIAS = "tirx.noalias"  # the attribute of functions whose parameters do not share memory
 
 
 def instruction_sets(description: Any, isa: Isa = X86_64) -> frozenset[str]:
@@ -53,6 +54,21 @@ def llvm_target(target: Target) -> Any:
     return tvm.target.Target(fields)
 
 
+def alike(functions: Sequence[Any]) -> Sequence[Any]:
+    """The functions, all with ``tirx.noalias`` or none with it. TVM 0.27 gives every function of a
+    module what the last one says, and a function whose buffers share memory computes wrong values
+    with it.
+    """
+    if len({has_no_alias(f) for f in functions}) < 2:
+        return functions
+    return [f.without_attr(NO_ALIAS) if has_no_alias(f) else f for f in functions]
+
+
+def has_no_alias(function: Any) -> bool:
+    """True if no two parameters of the function share memory, by its attribute."""
+    return bool(function.attrs.get(NO_ALIAS))
+
+
 def lower(functions: Sequence[Any], target: Target) -> Any:
     """The kernels lowered to what LLVM's code generator takes: flat buffers, vectors, no packed
     calling convention.
@@ -60,7 +76,7 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
     if target.isa.rounding in target.features:
         functions = [round_bfloat16.with_instruction(f) for f in functions]
     functions = [tiles.bound(f, target) for f in functions]
-    module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})
+    module = tvm.IRModule({f.attrs["global_symbol"]: f for f in alike(functions)})
     passes = [
         tirx.transform.BindTarget(llvm_target(target)),
         tirx.transform.VectorizeLoop(True),

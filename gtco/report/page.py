@@ -182,9 +182,9 @@ def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
 
 def main_format(facts: Facts, model: ModelFacts) -> str:
     """The number format of most FLOPs, of those whose peak is known."""
-    counts = Counter({"float32": 0.0})
+    counts = {"float32": 0.0, **dict.fromkeys(facts.machine.peaks, 0.0)}
     for stage in model.stages:
-        if stage.number_format in facts.machine.peaks:
+        if stage.number_format in counts:
             counts[stage.number_format] += stage.flops
     return max(counts, key=lambda dtype: counts[dtype])
 

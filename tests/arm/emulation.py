@@ -9,11 +9,12 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gtco.codegen.llvm import object_code
+from gtco.codegen.llvm import has_no_alias, object_code
 from gtco.machine.isa import AARCH64
 from gtco.machine.target import ARM_TARGETS, Target
 from gtco.runtime.cross import compiler_for, emulator_of
@@ -77,12 +78,17 @@ class Batch:
         """Runs every kernel, and puts each job's ``result`` in place."""
         compiler, emulator = tools()
         folder.mkdir(parents=True, exist_ok=True)
-        functions = [job.program.function for job in self.jobs]
-        (folder / "k.o").write_bytes(object_code(functions, self.target))
+        # apart, so that each is generated as a compile does it, which builds one at a time
+        functions: dict[bool, list[Any]] = {}
+        for job in self.jobs:
+            function = job.program.function
+            functions.setdefault(has_no_alias(function), []).append(function)
+        objects = [f"k{number}.o" for number in range(len(functions))]
+        for name, some in zip(objects, functions.values(), strict=True):
+            (folder / name).write_bytes(object_code(some, self.target))
         flags = [compiler, "-O1"]
-        subprocess.run(
-            [*flags, "-shared", "-nostdlib", "-o", "k.so", "k.o", "-lgcc"], cwd=folder, check=True
-        )
+        shared = ["-shared", "-nostdlib", "-o", "k.so", *objects, "-lgcc"]
+        subprocess.run([*flags, *shared], cwd=folder, check=True)
         libm = ["-Wl,--no-as-needed", "-lm", "-ldl"]
         subprocess.run([*flags, str(PROGRAM), "-o", "run", *libm], cwd=folder, check=True)
         with (folder / "jobs").open("wb") as file:

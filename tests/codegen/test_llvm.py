@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from gtco.codegen.llvm import NO_ALIAS, compile_functions
 from gtco.codegen.load import load
 from gtco.support.errors import BuildError
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
@@ -43,6 +44,24 @@ def test_a_masked_counter_wraps(
     pointers = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), None)
     library.tile(*pointers, ctypes.c_int64(0), ctypes.c_int64(tasks))
     np.testing.assert_array_equal(y, np.tile(x, repeats))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_shares_memory_is_said_of_no_function_or_of_all(mixed: bool) -> None:
+    """TVM gives all functions of a module the ``noalias`` of the last one; see alike()."""
+    one = TensorType((8,))
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        em.store_vector(args.output, [0], em.load_vector(args.inputs["x"], [0]))
+
+    first, last = (kernel(name, {"x": one}, one, 0, 8, body) for name in ("first", "last"))
+    if mixed:
+        first = first.without_attr(NO_ALIAS)
+    text = compile_functions([first, last], runnable("x86-64-v3")).inspect_source("ll")
+    heads = [line for line in text.splitlines() if line.startswith("define")]
+    for name in ("first", "last"):
+        (head,) = (head for head in heads if f"@{name}(" in head)
+        assert ("noalias" in head) != mixed, head
 
 
 def test_loaded_kernels_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
