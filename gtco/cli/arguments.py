@@ -268,11 +268,12 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=SIZES",
-        help="sizes of a symbolic dimension, named as in --shape: a range of batches (batch=1..64, "
-        "4..64:4 with a step, 1..64@1,8 with the sizes that matter most), of which any runs; or a "
-        "list (batch=1,4,16), of which each is compiled, and a run takes the one that its inputs "
-        "have; may be repeated, which compiles every combination, with one range at most. --dim "
-        "alone, with compile, lists the dimensions of the model",
+        help="sizes of a symbolic dimension, named as in --shape: a range (batch=1..64, "
+        "width=32..320:32 with a step, batch=1..64@1,8 with the sizes that matter most), or a list "
+        "(batch=1,4,16). A run takes the sizes that its inputs have. Batches of a range run as "
+        "sums of a few; of a range of another dimension, as of a list, each size is compiled, 16 "
+        "at most. May be repeated, for every combination. --dim alone, with compile, lists the "
+        "dimensions of the model",
     )
     parser.add_argument(
         "--no-simplify",

@@ -16,7 +16,7 @@ from gtco.cli.console import say, show
 from gtco.cli.tables import Table
 from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import BuildError, InputError, OptionError
-from gtco.support.sizes import Range, flags
+from gtco.support.sizes import flags
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"  # the first bytes of an .npy and an .npz file
 
@@ -113,19 +113,19 @@ def specs_for(model: Any, given: Mapping[str, np.ndarray]) -> Any:
     """
     shapes = {name: value.shape for name, value in given.items()}
     every = [one.inputs for one in model.variants]
-    for symbol, sizes in model.dims.items():
-        if isinstance(sizes, Range):
-            found = [
-                size
-                for spec in model.inputs
-                for size, name in zip(shapes.get(spec.name, ()), spec.shape, strict=False)
-                if name == symbol
-            ]
-            if not found:
-                raise OptionError(
-                    f"the model runs {symbol} of {sizes}: choose its size: {flags(model.dims)}"
-                )
-            every = model.sized_inputs(found[0] if found[0] in sizes else sizes.low)
+    if symbol := model.parted:
+        found = [
+            size
+            for spec in model.inputs
+            for size, name in zip(shapes.get(spec.name, ()), spec.shape, strict=False)
+            if name == symbol
+        ]
+        sizes = model.dims[symbol]
+        if not found:
+            raise OptionError(
+                f"the model runs {symbol} of {sizes}: choose its size: {flags(model.dims)}"
+            )
+        every = model.sized_inputs(found[0] if found[0] in sizes else sizes.low)
     fitting = [
         specs
         for specs in every

@@ -134,9 +134,11 @@ def assemble_variants(
     notes: Sequence[str],
     identity: str = "",
     ranged: Ranged | None = None,
+    ranges: Mapping[str, Range] = MappingProxyType({}),
 ) -> Artifact:
     """The artifact of a model with several variants, for a CPU; with ``ranged`` they are the parts
-    that a batch is made of, those with the same other sizes together. Constants that are one array
+    that a batch is made of, those with the same other sizes together. ``ranges``: the dimensions
+    whose sizes in the variants are a range. Constants that are one array
     in several graphs (:class:`gtco.driver.shared.Shared`) are packed once for each layout. Takes
     the constants out of the graphs, as :func:`assemble` does.
     """
@@ -196,6 +198,7 @@ def assemble_variants(
         },
         variants=tuple(variants),
         cover=cover,
+        ranges=ranges,
     )
 
 

@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Range):
-        return f"{value} {value.symbol}"
+        return f"{value} {value.symbol} {value.made}"
     if hasattr(value, "__index__"):
         return int(value)
     return list(value)

@@ -84,40 +84,42 @@ class Compilation:
         self.whole: Graph  # what is cut
         self.graph: Graph  # what the stages are of, some movement copied
         self.found: Partition
-        self.lowered: Graph | None = None  # before any rewrite, where shared.compared
+        self.lowered: Graph | None = None  # before any rewrite, until it is cut into stages
         self.plain: Graph | None = None  # before it is rounded, where verify_layers asks for it
         self.generated: Generated
         self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
         self.launching: Launching | None = None  # of a model for GPUs
 
+    def lower(self, machine: Machine) -> Graph:
+        """The step from the model to its graph, before any rewrite."""
+        from gtco.graph.lower.walk import lower
+
+        if self.lowered is None:
+            self.backend = backend_of(machine)
+            with self.phase("read") as say:
+                imported = self.read()
+                self.lowered = lower(imported)
+                say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
+            self.float16 = imported.float16
+        return self.lowered
+
     def partition(self, machine: Machine, records: Records | None) -> None:
         """The steps from the model to its stages."""
-        self.backend = backend_of(machine)
-        with self.phase("read") as say:
-            imported = self.read()
-            say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
+        lowered = self.lower(machine)
+        self.lowered = None
         with self.phase("simplify") as say:
-            graph = self.canonical(imported, machine)
+            graph = self.canonical(lowered, machine)
             self.backend.check_indices(graph)
             if self.shared is not None:
                 self.shared.unite(graph)
             say(f"{len(graph.operators)} operators")
-        self.float16 = imported.float16
-        del imported
+        del lowered
         self.rates(machine)
         with self.phase("fuse") as say:
             self.policy = policy = self.policy_for(machine, records)
             self.whole = self.rounded(graph, policy)
             self.graph, self.found = self.fuse(self.whole, policy)
             say(f"{len(self.found.stages)} stages, {self.found.unique} of them different")
-
-    def only_lowered(self, machine: Machine) -> Graph:
-        """The model as it is lowered, to be compared with other sizes of it."""
-        from gtco.graph.lower.walk import lower
-
-        self.backend = backend_of(machine)
-        with self.phase("read"):
-            return lower(self.read())
 
     def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
         """The steps from the model to the kernels that the policy picks."""
@@ -247,20 +249,16 @@ class Compilation:
         """The number of threads that the model is compiled for."""
         return self.options.threads or machine.cores
 
-    def canonical(self, imported: Any, machine: Machine) -> Graph:
-        """Relax -> canonical graph, channels last."""
+    def canonical(self, graph: Graph, machine: Machine) -> Graph:
+        """The graph as it was lowered -> the canonical graph, channels last."""
         from gtco.graph.layout import channels_last
-        from gtco.graph.lower.walk import lower
         from gtco.graph.rewrites.integer_products import integer_products
         from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
         from gtco.graph.rewrites.reciprocal_scales import reciprocal_scales
         from gtco.graph.rewrites.split_reductions import split_reductions
         from gtco.graph.rewrites.steps_in_floats import steps_in_floats
 
-        graph = lower(imported)
         check_sizes(graph)
-        if self.shared is not None and self.shared.compared:
-            self.lowered = graph
         self.dump("2-lowered.txt", graph.dump())
 
         def integers(graph: Graph) -> Graph:
@@ -323,9 +321,17 @@ class Compilation:
         return self._table.rates
 
     def predicting(self, machine: Machine) -> Policy:
-        """The policy that predicts. Its target has as many cores as the model has threads, since
-        the space and the price of a stage depend on that one number.
+        """The policy that predicts; all variants of a library have one. Its target has as many
+        cores as the model has threads, since the space and the price of a stage depend on that one
+        number.
         """
+        if self.shared is None:
+            return self._new_policy(machine)
+        if self.shared.policy is None:
+            self.shared.policy = self._new_policy(machine)
+        return self.shared.policy
+
+    def _new_policy(self, machine: Machine) -> Policy:
         from gtco.search.analytic import AnalyticPolicy
         from gtco.search.gpu.policy import GpuPolicy
 

@@ -17,18 +17,22 @@ def dims_of(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, A
 
     By input, in a dictionary or, for a module, in the order of its arguments: what its axes are, in
     a dictionary by axis or in order. An axis is None (one size), a ``torch.export.Dim`` with a
-    least and a largest size, ``(low, high)`` or ``(low, high, step)``, a list of sizes, or a
-    :class:`~gtco.support.sizes.Range`. Axes with one ``Dim`` have one size. One dimension may have
-    a range, and any other axes lists. Raises :class:`OptionError` for anything else.
+    least and a largest size, such a ``Dim`` times a number, which is a step (``32 * Dim("w", min=1,
+    max=10)``), ``(low, high)`` or ``(low, high, step)``, a list of sizes, or a
+    :class:`~gtco.support.sizes.Range`. Axes with one ``Dim`` have one size. A range of another
+    dimension than the batch is a list by another name. Raises :class:`OptionError` for anything
+    else.
     """
     found: dict[str, Any] = {}
     shared: dict[str, tuple[list[str], Range]] = {}
+    roots: dict[str, str] = {}
     for name, axes in _by_input(model, example_inputs, dynamic_shapes).items():
         for axis, given in _by_axis(name, axes).items():
             place = f"{name}.{axis}"
             if given is None:
                 continue
             if hasattr(given, "__name__") and hasattr(given, "min"):
+                _check_apart(place, given, roots)
                 known = shared.setdefault(given.__name__, ([], _of_dim(place, given)))
                 known[0].append(place)
             else:
@@ -36,6 +40,19 @@ def dims_of(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, A
     for places, sizes in shared.values():
         found[",".join(places)] = sizes
     return found
+
+
+def _check_apart(place: str, dim: Any, roots: dict[str, str]) -> None:
+    """Raises :class:`OptionError` for a dimension that follows from one that was seen. ``roots``:
+    the name of what was seen, by the name of the ``Dim`` in it.
+    """
+    name = dim.__name__
+    root = dim.root.__name__ if hasattr(dim, "root") else name
+    if roots.setdefault(root, name) != name:
+        raise OptionError(
+            f"dynamic_shapes: {place} is {name}, which follows from another dimension, "
+            f"{roots[root]}: export the model (torch.export.export), and give the program"
+        )
 
 
 def _by_input(model: Any, example_inputs: Any, given: Any) -> Mapping[str, Any]:
@@ -80,16 +97,14 @@ def _of_dim(place: str, dim: Any) -> Range:
         bound if isinstance(bound, int) else unknown
         for bound, unknown in ((dim.min, 0), (dim.max, UNBOUNDED))
     )
-    if hasattr(dim, "root"):
-        raise OptionError(
-            f"dynamic_shapes: {place} is {name}, which is computed from another dimension: export "
-            "the model (torch.export.export), and give the program"
-        )
     if high >= UNBOUNDED:
         raise OptionError(
             f"dynamic_shapes: {place} is Dim('{name}') without a largest size, which the library "
             f"has to know: Dim('{name}', min=1, max=64)"
         )
+    if hasattr(dim, "root"):  # increasing, and linear; its name is no name of a dimension
+        steps = dim.root.max - dim.root.min
+        return Range(low, high, (high - low) // steps if steps else 1)
     return Range(max(low, 1), high, symbol=name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +11,29 @@ from typing import TYPE_CHECKING, Any
 from gtco.codegen.workers import Workers
 from gtco.driver import parts
 from gtco.driver.assembly import Part, Ranged, assemble_variants
-from gtco.driver.checks import is_onnx, is_program
+from gtco.driver.checks import check_dump, is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier
 from gtco.driver.compiled import CompileReport
 from gtco.driver.shared import Shared
+from gtco.driver.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import build_artifact
+from gtco.runtime.library import read_metadata
+from gtco.runtime.ranges import Covered
 from gtco.search.records.records import Records
-from gtco.support.errors import ShapeError
+from gtco.support.errors import GtcoError
+from gtco.support.nested import call_arguments
 from gtco.support.options import CompileOptions
-from gtco.support.sizes import apart, choices, fixed, names_of, range_of, said
+from gtco.support.sizes import (
+    apart,
+    choices,
+    fixed,
+    names,
+    names_of,
+    range_of,
+    said,
+    stepped,
+)
 
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
@@ -29,8 +43,10 @@ OF_ALL = ("calibrate", "tune")  # phases that go over all variants
 
 class Library:
     """A model and its options, as a compilation for each variant; most models have one. With a
-    range the variants are parts of a batch (:mod:`gtco.driver.parts`), those of one choice of the
-    other sizes behind each other.
+    range that is made in parts (:mod:`gtco.driver.parts`) the variants are these, those of one
+    choice of the other sizes behind each other. Whether a range can be made so is known when the
+    model is read; until then the compilations are those of the first of the ways
+    (:mod:`gtco.driver.ways`).
     """
 
     def __init__(
@@ -45,52 +61,95 @@ class Library:
         self.fetched: CompileReport | None = None  # of a library from the cache
         # A module is exported for each of its shapes; other models are read once.
         self.one_source = is_onnx(model) or is_program(model)
-        self.range = range_of(options.dims)
-        self.axes: Mapping[str, int | None] = {}  # where tensors have samples, with a range
-        self.sizes: list[dict[str, int]] = choices(options.dims)
-        if self.range is not None:
-            key, given = self.range
-            parts.check_plans(key, given, len(self.sizes))
-            tried = parts.candidates(given, _cores(options))
-            self.sizes = [{self.symbol: n, **others} for others in self.sizes for n in tried]
-        self._several = len(self.sizes) > 1 or self.range is not None
-        shared = Shared(compared=self.range is not None) if self._several else None
+        self._given = options.dims
+        self._ways = ways(options.dims)
+        self._reasons: dict[str, str] = {}  # why a range is not made in parts
+        self._cores = _cores(options)
+        shared = Shared()
 
         def at(sizes: Mapping[str, int]) -> Compilation:
-            places = self._by_place(sizes)
+            places = {**fixed(self._way), **self._by_place(sizes)}
+            own = shared if self._several else None
             label = said(sizes)
             return _compilation(
-                model, self.output, example_inputs, options, progress, places, shared, label
+                model, self.output, example_inputs, options, progress, places, own, label
             )
 
         self._at = at
-        self.compilations = list(map(at, self.sizes))
+        self.compilations: list[Compilation] = []
+        self._take(self._ways[0])
+
+    def _take(self, way: Dims) -> None:
+        """Makes the compilations of this way to read the sizes."""
+        self._way = way
+        self.range = range_of(way)
+        self.axes: Mapping[str, int | None] = {}  # where tensors have samples, with a range
+        self.sizes: list[dict[str, int]] = choices(way)
+        if self.range is not None:
+            tried = parts.candidates(self.range[1], self._cores, len(self.sizes))
+            self.sizes = [{self.symbol: n, **others} for others in self.sizes for n in tried]
+        self._several = len(self.sizes) > 1 or self.range is not None
+        self.compilations = [self._at(sizes) for sizes in self.sizes]
 
     @property
     def symbol(self) -> str:
-        """The name of the dimension with a range."""
+        """The name of the dimension with a range that is made in parts."""
         assert self.range is not None
         key, sizes = self.range
         return sizes.symbol or names_of(key)[0]
 
     def _by_place(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """The sizes as the model's dimensions are named."""
-        if self.range is None:
-            return sizes
-        others = {name: size for name, size in sizes.items() if name != self.symbol}
-        return {**dict.fromkeys(names_of(self.range[0]), sizes[self.symbol]), **others}
+        places = names(self._way)
+        return {place: size for name, size in sizes.items() for place in places[name]}
 
     def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
         """The steps from the model to the kernels, for each variant."""
-        if self.range is None:
-            for run in self.compilations:
+        for way, after in itertools.zip_longest(self._ways, self._ways[1:]):
+            try:
+                self._cut(machine, records)
+                break
+            except parts.Inseparable as reason:
+                assert self.range is not None
+                self._reasons[self.range[0]] = str(reason)
+                if after is None:
+                    raise refusal(self._given, way, reason) from None
+                self._leave_for(after)
+        for run in self.compilations:
+            if self.range is None:
                 run.prepare(machine, records, workers)
+            else:
+                run.build(workers)
+            run.report.notes[:0] = notes(self._way, self._reasons)
+
+    def _leave_for(self, way: Dims) -> None:
+        """Takes another way. A model that was lowered for the one before stays where the new one
+        has its sizes, and what else that one took is still reported.
+        """
+        old = {said(sizes): run for sizes, run in zip(self.sizes, self.compilations, strict=True)}
+        first = self.compilations[0]
+        self._take(way)
+        for number, (sizes, run) in enumerate(zip(self.sizes, self.compilations, strict=True)):
+            known = old.get(said(sizes))
+            if known is not None and known.lowered is not None and known.options == run.options:
+                self.compilations[number] = old.pop(said(sizes))
+        for run in self.compilations:
+            run.shipped = first.shipped
+            check_dump(run.options.dump)
+        for run in old.values():
+            self.compilations[0].report.phases += run.report.phases
+
+    def _cut(self, machine: Machine, records: Records | None) -> None:
+        """With a range that is made in parts: the steps from the model to the stages of the parts
+        that the library gets. Raises :class:`parts.Inseparable`.
+        """
+        if self.range is None:
             return
         kept: list[int] = []
         for others, numbers in apart(self.sizes, self.symbol):
+            self._prove(others, numbers, machine)
             for number in numbers:
                 self.compilations[number].partition(machine, records)
-            self._prove(others, numbers, machine)
             runs = [self.compilations[number] for number in numbers]
             prices = {
                 self._samples(number): sum(map(run.policy.predict, run.found.stages))
@@ -99,32 +158,42 @@ class Library:
             chosen = parts.kept(self.range[1], prices)
             kept += [number for number in numbers if self._samples(number) in chosen]
         self._keep(kept)
-        for run in self.compilations:
-            run.build(workers)
 
     def _samples(self, number: int) -> int:
         """The samples of a part."""
         return self.sizes[number][self.symbol]
 
     def _prove(self, others: Mapping[str, int], numbers: Sequence[int], machine: Machine) -> None:
-        """Raises :class:`ShapeError` if the model cannot be run in these parts, which have the same
-        other sizes. Sets ``axes``.
+        """Lowers the model at these parts, which have the same other sizes. Sets ``axes``. Raises
+        :class:`parts.Inseparable` if the model cannot be run in them.
         """
         assert self.range is not None
-        graphs: dict[int, Graph] = {}
-        for number in numbers:
-            run = self.compilations[number]
-            assert run.lowered is not None
-            graphs[self._samples(number)], run.lowered = run.lowered, None
-        key, sizes = self.range
-        for more in parts.proof_sizes(sizes, sorted(graphs)):
-            graphs[more] = self._at({self.symbol: more, **others}).only_lowered(machine)
-        axes = parts.proven(self.symbol, f"{key}={sizes}", graphs)
+        sizes = self.range[1]
+        runs = {self._samples(number): self.compilations[number] for number in numbers}
+        examples = {size: _bytes(run.example_inputs) for size, run in runs.items()}
+        more = parts.proof_sizes(sizes, sorted(runs), None if self.one_source else examples)
+        for size in more:
+            runs[size] = self._at({self.symbol: size, **others})
+            check_dump(runs[size].options.dump)
+
+        def lowered(size: int) -> Graph:
+            try:
+                return runs[size].lower(machine)
+            except GtcoError as error:
+                if size in sizes:
+                    raise
+                raise parts.Inseparable(
+                    f"it does not compile for {self.symbol}={size}: {error}"
+                ) from None
+
+        two = [size for size in sorted(runs) if size > 1][:2]
+        # two sizes show most models that cannot be run in parts
+        parts.proven(self.symbol, {size: lowered(size) for size in two})
+        axes = parts.proven(self.symbol, {size: lowered(size) for size in runs})
         if self.axes and axes != self.axes:
-            raise ShapeError(
-                f"--dim {key}={sizes}: the samples along '{self.symbol}' are on other axes of the "
-                f"outputs at {said(others)} than at {said(self.sizes[0])}. Compile a library for "
-                "each of these sizes"
+            raise parts.Inseparable(
+                f"the samples along '{self.symbol}' are on other axes of the outputs at "
+                f"{said(others)} than at {said(self.sizes[0])}"
             )
         self.axes = axes
 
@@ -161,6 +230,11 @@ class Library:
         """Compares the library in ``folder``, from the cache, where that is asked for."""
         report = self.fetched
         assert report is not None
+        found = Covered.of(read_metadata(folder / self.output.name))
+        for way in self._ways[1:]:
+            if (self.symbol if self.range else None) == (found.symbol if found else None):
+                break
+            self._leave_for(way)
         if self.range is not None:
             self._keep([n for n, one in enumerate(self.sizes) if said(one) in report.variants])
         first = self.compilations[0]
@@ -252,10 +326,17 @@ class Library:
             self._notes([run.report for run in self.compilations]),
             first.identity,
             Ranged(self.symbol, self.range[1], self.axes) if self.range else None,
+            stepped(self._way),
         )
         for run, variant in zip(self.compilations, artifact.variants, strict=True):
             run.tell(variant.steps, artifact)
         return build_artifact(artifact, folder, self.output)
+
+
+def _bytes(example_inputs: Any) -> int:
+    """Of all tensors among the example inputs of a module."""
+    args, kwargs = call_arguments(example_inputs)
+    return sum(int(getattr(value, "nbytes", 0)) for value in (*args, *kwargs.values()))
 
 
 def _cores(options: CompileOptions) -> int:
@@ -274,10 +355,10 @@ def _compilation(
     shared: Shared | None,
     label: str,
 ) -> Compilation:
-    """The compilation of one variant: its sizes are fixed as those of ``shapes`` are. ``label``
-    says which it is.
+    """The compilation of one variant: its sizes, as the model's dimensions are named, are fixed as
+    those of ``shapes`` are. ``label`` says which it is.
     """
-    given = {**fixed(options.dims), **sizes}
+    given = dict(sizes)
     # a module has only the shapes of its example inputs, and no dimensions that have names
     if given and not is_onnx(model) and not is_program(model):
         from gtco.frontend.examples import resized

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.samples import samples_along
-from gtco.support.errors import OptionError, ShapeError
+from gtco.support.errors import ShapeError
 from gtco.support.sizes import Range
 from gtco.tensor.operators import INJECTIVE, pattern
 
@@ -24,42 +24,52 @@ MANY_CORES = 16  # from here on a part of 64 is tried too
 # Parts are left out while the range's sizes get slower by so much at most: on average, each.
 MEAN_LOSS, WORST_LOSS = 1.02, 1.06
 SAMPLED = 256  # sizes of a range whose prices are looked at
-MOST_PROVEN = 64  # the proof is asked at the range's last size too, or at about this many
+MOST_PROVEN = 1 << 14  # the proof is asked at the range's last size too, or at about this many
+MOST_EXAMPLES = 1 << 27  # bytes of a module's example inputs for that
+LEAST_PROVEN = 64
 MOST_PLANS = 32  # parts of all choices of the other sizes, before some are left out
+LEAST_PARTS = 2  # that are tried at each of many choices
 
 
-def candidates(sizes: Range, cores: int) -> list[int]:
-    """Sizes of parts to price, ascending. Every size of the range is a multiple of the first."""
+class Inseparable(ShapeError):
+    """A model cannot be run in parts: samples depend on each other. Its text is the reason."""
+
+
+def candidates(sizes: Range, cores: int, choices: int = 1) -> list[int]:
+    """Sizes of parts to price, ascending. Every size of the range is a multiple of the first.
+    ``choices``: of the other sizes, each of which has these parts; where there are many, fewer
+    parts are tried.
+    """
     common = gcd(sizes.low, sizes.step) if sizes.high > sizes.low else sizes.low
     base = max(d for d in range(1, min(common, LARGEST_BASE) + 1) if common % d == 0)
     most = 3 if cores < MANY_CORES else 4
+    most = min(most, max(LEAST_PARTS, MOST_PLANS // choices - len(sizes.weighted)))
     found = [part for i in range(most) if (part := base * GROWTH**i) <= sizes.high]
     if len(found) < most and 2 * found[-1] <= sizes.high:
         found.append(2 * found[-1])
     return sorted({*found, *sizes.weighted})
 
 
-def check_plans(name: str, sizes: Range, choices: int) -> None:
-    """Raises :class:`OptionError` if a library with so many choices of other sizes would have too
-    many plans. It counts the parts of the machine that tries the most, so that what is compiled on
-    one machine is compiled on another.
-    """
-    parts = len(candidates(sizes, MANY_CORES))
-    if choices * parts > MOST_PLANS:
-        raise OptionError(
-            f"dims: the range {name}={sizes} has up to {parts} plans at each of the {choices} "
-            f"choices of the other sizes, {choices * parts} in all, and one library has at most "
-            f"{MOST_PLANS}: give fewer sizes (--dim; in Python: dims), or compile several libraries"
-        )
+def most_choices(sizes: Range) -> int:
+    """How many choices of other sizes a library with this range may have, on any machine."""
+    return MOST_PLANS // len(candidates(sizes, MANY_CORES, MOST_PLANS))
 
 
-def proof_sizes(sizes: Range, tried: Sequence[int]) -> list[int]:
+def proof_sizes(
+    sizes: Range, tried: Sequence[int], examples: Mapping[int, int] | None = None
+) -> list[int]:
     """The sizes at which the proof is asked beside those of the parts ``tried``, ascending. A model
     that takes the first 20 samples is the same as one that takes all, until there are more. And
     two sizes above 1 are needed, because a size of 1 says nothing of where samples are.
+
+    An ONNX file takes as long to import at any size. A module is exported with example inputs,
+    which take memory: ``examples`` has their bytes at two of the parts.
     """
-    base = tried[0]
-    last = sizes.high if sizes.high <= MOST_PROVEN else MOST_PROVEN // base * base
+    base, most = tried[0], MOST_PROVEN
+    if examples and len(examples) > 1:
+        (one, some), (two, more) = sorted(examples.items())[:2]
+        most = min(most, max(LEAST_PROVEN, MOST_EXAMPLES * (two - one) // max(1, more - some)))
+    last = sizes.high if sizes.high <= most else most // base * base
     found = [last] if last > tried[-1] else []
     while sum(size > 1 for size in (*tried, *found)) < 2:
         found.append(2 * max(*tried, *found, 1))
@@ -107,27 +117,23 @@ def _costs(sizes: Sequence[int], parts: Sequence[int], prices: Mapping[int, floa
     return [table[n] if n <= bound else rate * n for n in sizes]
 
 
-def proven(name: str, given: str, graphs: Mapping[int, Graph]) -> dict[str, int | None]:
+def proven(name: str, graphs: Mapping[int, Graph]) -> dict[str, int | None]:
     """Where inputs and outputs have the samples (:func:`gtco.graph.samples.samples_along`), from
-    the model as it was lowered at several sizes of the dimension ``name``. ``given`` is the flag,
-    for the message. Raises :class:`ShapeError` if samples depend on each other.
+    the model as it was lowered at several sizes of the dimension ``name``. Raises
+    :class:`Inseparable` if samples depend on each other.
     """
     folded = {size: fold_constants(graph) for size, graph in graphs.items()}
     several = [size for size in sorted(graphs) if size > 1]
     one, two = several[0], several[-1]
     try:
         axes = samples_along(folded[one], folded[two], (one, two), name)
-        for size, graph in folded.items():
-            if _work(graph) != _work(folded[two]):
-                raise ShapeError(
-                    f"the model computes something else at {name}={size} than at {name}={two}"
-                )
     except ShapeError as error:
-        raise ShapeError(
-            f"--dim {given}: a range needs a model that computes each sample along '{name}' by "
-            f"itself, and {error}. Give a list of the sizes that you need, each of which is "
-            f"compiled: --dim {name}=SIZE,SIZE,..."
-        ) from None
+        raise Inseparable(str(error)) from None
+    for size, graph in folded.items():
+        if _work(graph) != _work(folded[two]):
+            raise Inseparable(
+                f"the model computes something else at {name}={size} than at {name}={two}"
+            )
     return axes
 
 

@@ -11,19 +11,21 @@ import numpy as np
 if TYPE_CHECKING:
     from gtco.codegen.jobs import Kernel
     from gtco.graph.graph import Graph
+    from gtco.search.policy import Policy
     from gtco.tensor.space import Config
 
 
 class Shared:
     """- ``kernels``: by the key of the stage, the config and the kernel that was built for it;
+    - ``policy``: it keeps the prices of the stages that it was asked for. A product with 4 images
+      of 64 columns has the price of one with 1 image of 256;
     - the model as it was read (:meth:`read`);
-    - constants with equal contents as one array (:meth:`unite`);
-    - ``compared``: the variants' graphs are kept as they were lowered, to be compared.
+    - constants with equal contents as one array (:meth:`unite`).
     """
 
-    def __init__(self, compared: bool = False) -> None:
-        self.compared = compared
+    def __init__(self) -> None:
         self.kernels: dict[str, tuple[Config, Kernel]] = {}
+        self.policy: Policy | None = None
         self._source: Any = None
         self._arrays: dict[tuple[Any, ...], np.ndarray] = {}
         self._united: set[int] = set()  # the ids of these arrays
@@ -46,6 +48,7 @@ class Shared:
     def forget(self) -> None:
         """Lets go of everything, so that it takes no memory while the library is written."""
         self.kernels.clear()
+        self.policy = None
         self._source = None
         self._arrays.clear()
         self._united.clear()

@@ -147,7 +147,7 @@ def import_skeleton(
         skeleton, weights, widened = widen(skeleton, weights)
     try:
         skeleton = _written_out(skeleton)
-    except UnsupportedError:
+    except (ModelError, UnsupportedError):
         if not simplify:
             raise
         # onnxsim removes unused operators, and folds more than sizes and counts
@@ -190,7 +190,7 @@ def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
     while True:
         try:
             model = expand(model)
-        except UnsupportedError:
+        except (ModelError, UnsupportedError):
             _refuse_unsupported(model)  # operators without any rule come first, in one list
             raise
         model = write_out(model, _supported())

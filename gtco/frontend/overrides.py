@@ -379,6 +379,16 @@ def _prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return relax.op.where(below, builder.emit(relax.op.multiply(x, slope)), x)
 
 
+def _without_elements(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Of Max, Min, Mean and Sum, where an input has no elements: TVM broadcasts to the larger size,
+    also where that is 1 and the other is 0.
+    """
+    shapes = [_shape(x) for x in inputs if x.ty.shape is not None]
+    if len(shapes) < len(inputs) or all(map(all, shapes)):
+        return None
+    return relax.op.zeros(numpy.broadcast_shapes(*map(tuple, shapes)), inputs[0].ty.dtype)
+
+
 OVERRIDES: dict[str, Override] = {
     "LayerNormalization": layer_normalization,
     "SkipLayerNormalization": skip_layer_normalization,
@@ -409,4 +419,5 @@ OVERRIDES: dict[str, Override] = {
     "EyeLike": _eye_like,
     "OneHot": _one_hot,
     "PRelu": _prelu,
+    **dict.fromkeys(("Max", "Min", "Mean", "Sum"), _without_elements),
 }

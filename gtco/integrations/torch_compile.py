@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from gtco.integrations.torch_batches import AnyBatch, any_batch
 from gtco.integrations.torch_graph import (
     Facts,
     Result,
@@ -148,7 +149,7 @@ class Graph:
         made = [one for one in self._ranged.get(others, ()) if one.alive]
         for one in made:
             if one.has_weights(arguments):
-                return one.at(self._graph(arguments), arguments)
+                return one.at(self._graph(arguments), arguments, self.batch)
         try:
             new = self._specialized(arguments, self.batch)
         except ShapeError as error:  # samples depend on each other
@@ -201,16 +202,22 @@ class Specialized:
                 if batch is not None:
                     chosen["dims"] = {module.places(batch): batch.sizes}
                 self.model = compile_model(module, inputs, **chosen)
+            self._any: AnyBatch | None = None
+            if batch is not None:
+                with guarded("reading the graph of torch.compile"):
+                    self._any = any_batch(graph_module, arguments, batch)
 
-    def at(self, graph_module: Any, arguments: Sequence[Any]) -> Specialized | None:
+    def at(self, graph_module: Any, arguments: Sequence[Any], batch: Batch) -> Specialized | None:
         """The same library at another size of its range. None if the graph has other results
         there.
         """
         _check_inference(arguments)
-        with _apart():
-            facts = _examined(graph_module, arguments)
-        if not alike(facts, self.facts):
-            return None
+        facts = self._any.at(batch.of(arguments)) if self._any is not None else None
+        if facts is None:
+            with _apart():
+                facts = _examined(graph_module, arguments)
+            if not alike(facts, self.facts):
+                return None
         other = copy.copy(self)
         other.facts = facts
         return other

@@ -84,7 +84,9 @@ def batch_of(graph_module: Any, constants: Collection[int]) -> Batch | None:
     low, high = max(low, 1), min(high, MOST_SIZE)
     if low > high:
         return None
-    return Batch(Range(low, high, symbol="batch"), tuple(places), tuple(numbers))
+    # without parts each size is compiled when it is first seen, not all of them now
+    sizes = Range(low, high, symbol="batch", made="parts")
+    return Batch(sizes, tuple(places), tuple(numbers))
 
 
 def _is(size: Any, number: int) -> bool:

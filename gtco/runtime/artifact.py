@@ -40,6 +40,7 @@ from gtco.runtime.plan import ALIGNMENT, DTYPES, Cover, Step, TensorSpec, Varian
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
 from gtco.support.errors import BuildError, ShapeError
+from gtco.support.sizes import Range
 from gtco.support.toolchain import run_compiler
 
 WEIGHTS_INSIDE_LIMIT = 1_900_000_000  # bytes
@@ -70,6 +71,7 @@ class Artifact:
     - ``variants``: of a model of several shapes, one for each; its ``inputs`` and ``outputs`` then
       have symbolic sizes, and its ``steps`` are empty. A model of one shape has none
     - ``cover``: the range of sizes that the variants together run, if there is one
+    - ``ranges``: dimensions whose sizes in the variants are a range, by name
     - ``cpu_features``: the instruction sets that the kernels need, by LLVM's names; they are
       checked when the model is opened
     - ``threads``: 0 means all that the process may use
@@ -89,6 +91,7 @@ class Artifact:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
     cover: Cover | None = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
     isa: Isa = X86_64
 
     @property
@@ -272,6 +275,7 @@ def _build(
             identity=identity,
             closed=closed(artifact.kernels.values()),
             cover=artifact.cover,
+            ranges=artifact.ranges,
         )
         sources, library = CPU_SOURCES, "-lm"
         for number, code in enumerate(artifact.kernels.values()):
@@ -318,6 +322,7 @@ def _build(
             artifact.outputs,
             variants_of(artifact),
             artifact.cover if isinstance(artifact, Artifact) else None,
+            artifact.ranges if isinstance(artifact, Artifact) else {},
         )
     )
     return identity
@@ -366,6 +371,11 @@ def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
     }
     if isinstance(artifact, Artifact) and artifact.cover:
         own["range"] = artifact.cover.to_json()
+    if isinstance(artifact, Artifact) and artifact.ranges:
+        own["ranges"] = {
+            name: {"low": sizes.low, "high": sizes.high, "step": sizes.step}
+            for name, sizes in artifact.ranges.items()
+        }
     if isinstance(artifact, Artifact) and artifact.variants:
         own["variants"] = [
             {

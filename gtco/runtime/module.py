@@ -20,14 +20,12 @@ from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, LAUNCHES, OK, open_library, release, tensor_specs
 from gtco.runtime.plan import TensorSpec
 from gtco.runtime.publish import publish, staging, weights_name, write_error
-from gtco.runtime.ranges import Covered
 from gtco.runtime.tensors import Place, address_of, as_stored, like
 from gtco.runtime.variants import (
     SizedModel,
     Variants,
-    choose,
-    described_variants,
-    dims_of,
+    choose_some,
+    open_sizes,
 )
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.support.options import MOST_THREADS, check_place, check_whole
@@ -55,8 +53,8 @@ def load(
       first
     - ``launches``: how such a model is launched; None means as the compile chose
       (:attr:`Model.launches`)
-    - ``dims``: of a model that was compiled for several shapes or a range, the sizes of the only
-      shape that this model shall run, such as ``{"batch": 4}``; without them a call's inputs decide
+    - ``dims``: of a model that was compiled for several shapes or a range, sizes that this model
+      shall have in every call, such as ``{"batch": 4}``. The inputs of a call decide the others
     - ``temporary``: the model owns the folder of the file and removes it when it is closed
 
     Raises :class:`ArtifactError` if the file is not gtco's, is damaged, lacks its weights file, or
@@ -138,18 +136,19 @@ class Model:
         folder = self.path.parent if temporary else None
         self._close = weakref.finalize(self, release, library, handle, folder, os.getpid())
         self.metadata: dict[str, Any] = library.metadata
-        chosen = choose(self.metadata, dims or {}, self.path)
-        covered = Covered.of(self.metadata) if chosen is None else None
-        every = [chosen] if chosen is not None else described_variants(self.metadata)
-        self.inputs = tensor_specs(chosen or self.metadata, "inputs")
-        self.outputs = tensor_specs(chosen or self.metadata, "outputs")
-        self._variants = Variants(list(map(SizedModel, every)), self.inputs, covered)
+        chosen = choose_some(self.metadata, dims or {}, self.path)
+        self.inputs = tensor_specs(self.metadata, "inputs")
+        self.outputs = tensor_specs(self.metadata, "outputs")
+        every = list(map(SizedModel, chosen.every))
+        if dims:
+            covered = chosen.covered
+            self.inputs = open_sizes(self.inputs, [one.inputs for one in every], covered)
+            self.outputs = open_sizes(self.outputs, [one.outputs for one in every], covered)
+        self._variants = Variants(every, self.inputs, chosen.covered, chosen.dims)
         self._run_shapes = getattr(library, "run_shapes", None)
         # the library's variant, where it has one alone; otherwise a call chooses it
         self._set = None if "variants" in self.metadata else self._variants.only
-        self.dims: Mapping[str, list[int] | Range] = (
-            dims_of(self.metadata) if chosen is None else {}
-        )
+        self.dims: Mapping[str, list[int] | Range] = chosen.dims
         self._output_names = [spec.name for spec in self.outputs]
         self._input_names = [spec.name for spec in self.inputs]
         self.threads: int = library.num_threads(handle)
@@ -166,6 +165,12 @@ class Model:
         a batch is made of, at each choice of the other sizes.
         """
         return self._variants.every
+
+    @property
+    def parted(self) -> str:
+        """The dimension whose sizes run as sums of a few variants; "" if there is none."""
+        covered = self._variants.covered
+        return covered.symbol if covered is not None else ""
 
     def sized_inputs(self, size: int) -> list[tuple[TensorSpec, ...]]:
         """The inputs at this size of the model's range, for each choice of its other sizes."""

@@ -5,13 +5,35 @@ size, and the parts of a size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from gtco.runtime.plan import TensorSpec
 from gtco.support.errors import InputError
 from gtco.support.sizes import Range, apart, dimensions
+
+
+def known_sizes(
+    metadata: Mapping[str, Any], every: Sequence[Mapping[str, int]]
+) -> dict[str, Range | list[int]]:
+    """The sizes of each dimension in these variants of a library: the range that it has, where all
+    of the range's sizes are there, or a list.
+    """
+    found: dict[str, Range | list[int]] = {}
+    for name, sizes in dimensions(every).items():
+        given = metadata.get("ranges", {}).get(name)
+        whole = Range(given["low"], given["high"], given["step"]) if given else None
+        found[name] = whole if whole and [*whole] == sizes else sizes
+    return found
+
+
+def another_range(name: str, sizes: Range) -> str:
+    """The sizes in words, and how to get others; for the end of a message."""
+    return (
+        f"{sizes.words}. Compile it for another range: gtco compile --dim {name}={sizes.form} (in "
+        f"Python: dims={{{name!r}: '{sizes.form}'}})"
+    )
 
 
 @dataclass(frozen=True)
@@ -105,7 +127,18 @@ class Covered:
     @property
     def dims(self) -> dict[str, Range | list[int]]:
         """The sizes of each dimension that has several, by its name."""
-        return {self.symbol: self.sizes, **dimensions(self.others)}
+        return {self.symbol: self.sizes, **known_sizes(self.metadata, self.others)}
+
+    def only(self, numbers: Sequence[int]) -> Covered:
+        """The range at these choices of the other sizes alone."""
+        return replace(self, choices=tuple(self.choices[number] for number in numbers))
+
+    @property
+    def variants(self) -> list[Mapping[str, Any]]:
+        """The variants that are these parts, as metadata describe them."""
+        every = self.metadata["variants"]
+        numbers = (parts.first + n for parts in self.choices for n in range(len(parts.sizes)))
+        return [every[number] for number in numbers]
 
     @property
     def first(self) -> dict[str, int]:
@@ -128,9 +161,7 @@ class Covered:
             if shape[axis] not in self.sizes:
                 raise InputError(
                     f"{what}: '{self.symbol}' (axis {axis}) is {shape[axis]}, and this library was "
-                    f"compiled for {self._words}. Compile it for another range: gtco compile "
-                    f"--dim {self.symbol}=LOW..HIGH (in Python: "
-                    f"dims={{{self.symbol!r}: 'LOW..HIGH'}})"
+                    f"compiled for {self.symbol} of {another_range(self.symbol, self.sizes)}"
                 )
             found.setdefault(shape[axis], spec.name)
         if len(found) > 1:
@@ -140,11 +171,6 @@ class Covered:
                 "of one name are equal in all inputs"
             )
         return next(iter(found), self.sizes.low)
-
-    @property
-    def _words(self) -> str:
-        step = f" in steps of {self.sizes.step}" if self.sizes.step > 1 else ""
-        return f"{self.symbol} of {self.sizes.low} to {self.sizes.high}{step}"
 
     def chosen(self, number: int, size: int) -> Mapping[str, Any]:
         """The model at this size and choice of the other sizes, as metadata describe a variant."""

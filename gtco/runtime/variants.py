@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import addressof, c_int64, c_void_p
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from gtco.runtime.library import tensor_specs
 from gtco.runtime.plan import TensorSpec
-from gtco.runtime.ranges import Covered
+from gtco.runtime.ranges import Covered, another_range, known_sizes
 from gtco.runtime.tensors import Place, dense, shape_of, to_numpy
 from gtco.support.errors import InputError, OptionError
-from gtco.support.sizes import Range, dimensions, said
+from gtco.support.sizes import Range, said
 
 
 class SizedModel:
@@ -73,7 +75,7 @@ def dims_of(metadata: Mapping[str, Any]) -> Mapping[str, list[int] | Range]:
     """The sizes that a library runs, by the dimension's name; empty if it has one shape."""
     if covered := Covered.of(metadata):
         return covered.dims
-    return dimensions([one.get("sizes", {}) for one in described_variants(metadata)])
+    return known_sizes(metadata, [one.get("sizes", {}) for one in described_variants(metadata)])
 
 
 def choose(
@@ -83,6 +85,31 @@ def choose(
     is empty and there are several. Sizes that the other sizes decide may be left out. Raises
     :class:`OptionError` if the library has no model of these sizes, or several.
     """
+    found = choose_some(metadata, dims, where)
+    if found.covered is None and len(found.every) == 1:
+        return found.every[0]
+    if not dims:
+        return None
+    more = ", ".join(f"{name}={_listed(sizes)}" for name, sizes in found.dims.items())
+    raise OptionError(f"{where} has several models of these sizes: give {more}")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The models of a library that have some sizes.
+
+    - ``every``: these variants, or one model of a size of a range, as metadata describe them
+    - ``covered``: the range of which every size runs, if its size is not among those
+    - ``dims``: the sizes that are still open, by the dimension's name
+    """
+
+    every: Sequence[Mapping[str, Any]]
+    covered: Covered | None
+    dims: Mapping[str, list[int] | Range]
+
+
+def choose_some(metadata: Mapping[str, Any], dims: Mapping[str, Any], where: object) -> Chosen:
+    """The models that have these sizes. Raises :class:`OptionError` if there is none."""
     covered, known = Covered.of(metadata), dims_of(metadata)
     for name, size in dims.items():
         if name not in known:
@@ -102,21 +129,35 @@ def choose(
     ]
     if not found:
         raise OptionError(f"{where} was not compiled for {said(dims)} at once")
-    left: dict[str, Any] = dimensions([choices[number] for number in found])
+    left = known_sizes(metadata, [choices[number] for number in found])
     left = {name: sizes for name, sizes in left.items() if len(sizes) > 1}
-    if covered and covered.symbol not in dims:
-        left = {covered.symbol: covered.sizes, **left}
-    if left and not dims:
-        return None
-    if left:
-        more = ", ".join(f"{name}={_listed(sizes)}" for name, sizes in left.items())
-        raise OptionError(f"{where} has several models of these sizes: give {more}")
     if covered is None:
-        return every[found[0]]
-    size = dims[covered.symbol]
-    if size not in covered.sizes and size not in covered.choices[found[0]].sizes:
+        return Chosen([every[number] for number in found], None, left)
+    size = dims.get(covered.symbol)
+    if size is None:
+        some = covered.only(found)
+        return Chosen(some.variants, some, {covered.symbol: covered.sizes, **left})
+    found = [n for n in found if size in covered.sizes or size in covered.choices[n].sizes]
+    if not found:
         raise _not_compiled(covered.symbol, size, covered.sizes, where)
-    return covered.chosen(found[0], size)
+    return Chosen([covered.chosen(number, size) for number in found], None, left)
+
+
+def open_sizes(
+    specs: Sequence[TensorSpec], every: Sequence[Sequence[TensorSpec]], covered: Covered | None
+) -> tuple[TensorSpec, ...]:
+    """The tensors of a library that are left when only some of its models are: a size that all of
+    these have is a number. ``every``: the tensors of each.
+    """
+    found = []
+    for spec, *same in zip(specs, *every, strict=True):
+        kept = covered.axes[spec.name] if covered is not None else None
+        shape = tuple(
+            name if axis == kept or len({one.shape[axis] for one in same}) > 1 else size
+            for axis, (name, size) in enumerate(zip(spec.shape, same[0].shape, strict=True))
+        )
+        found.append(replace(spec, shape=shape))
+    return tuple(found)
 
 
 def _not_compiled(name: str, size: int, known: Sequence[int] | Range, where: object) -> OptionError:
@@ -136,7 +177,8 @@ MOST_KEPT = 1024  # sizes of a range whose descriptions are kept
 
 class Variants:
     """The variants of a library, by the shapes of their inputs. ``only``: the variant, if there is
-    no choice. ``covered``: the range of sizes that they make together, if there is one.
+    no choice. ``covered``: the range of sizes that they make together, if there is one. ``dims``:
+    the sizes of each dimension.
     """
 
     def __init__(
@@ -144,8 +186,10 @@ class Variants:
         found: Sequence[SizedModel],
         inputs: Sequence[TensorSpec],
         covered: Covered | None = None,
+        dims: Mapping[str, list[int] | Range] = MappingProxyType({}),
     ) -> None:
         self.every, self.inputs, self.covered = tuple(found), inputs, covered
+        self.dims = dims
         self.only = found[0] if len(found) == 1 and covered is None else None
         self._by_shapes: dict[tuple[tuple[int | str, ...], ...], SizedModel] = {}
         if covered is None:
@@ -197,10 +241,16 @@ class Variants:
                     continue
                 if not isinstance(name, str):
                     return f"{what}, expected {spec}: axis {axis} is {name} in every call"
+                is_size = f"{what}: '{name}' (axis {axis}) is {size}"
+                if isinstance(whole := self.dims.get(name), Range):
+                    return (
+                        f"{is_size}, and this library was compiled for {name} of "
+                        f"{another_range(name, whole)}"
+                    )
                 sizes = ", ".join(map(str, known))
                 return (
-                    f"{what}: '{name}' (axis {axis}) is {size}, and this library was compiled for "
-                    f"{name} of {sizes}. Add the size to the list: gtco compile --dim {name}="
+                    f"{is_size}, and this library was compiled for {name} of {sizes}. Add the size "
+                    f"to the list: gtco compile --dim {name}="
                     f"{sizes.replace(' ', '')},{size} (in Python: dims={{{name!r}: [{sizes}, "
                     f"{size}]}})"
                 )

@@ -202,9 +202,10 @@ class CompileOptions:
       ``{"batch": [1, 4, 16]}``. Each choice of sizes (the product of the lists) becomes a variant
       in the library, and the shapes of a call's inputs pick the variant. Of a PyTorch module the
       names are by input and axis: ``{"x.0": [1, 4, 16]}``. ``"x.0,y.0"`` are axes of one size. Only
-      for CPUs. One dimension along which the model computes each sample by itself may have a range
-      instead: ``"1..64"``, ``"4..64:4"`` or a :class:`gtco.support.sizes.Range`. Then any size of
-      it runs, as a sum of a few that are compiled, at every choice of the lists
+      for CPUs. A dimension may have a range instead: ``"1..64"``, ``"32..320:32"`` or a
+      :class:`gtco.support.sizes.Range`. Along one of them, at which the model computes each sample
+      by itself, any size runs as a sum of a few that are compiled, at every choice of the other
+      sizes. Every other range is a list, of 16 choices at most with all lists together
     - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
     - ``workers``: processes that generate code, 0 for one per core
     - ``dump``: the folder for one readable file per phase

@@ -1,6 +1,7 @@
 """The sizes that a library is compiled for: lists (``--dim batch=1,4,16``), of which each choice is
-compiled as a variant, and one range (``--dim batch=1..64``), whose sizes are sums of variants at
-each choice of the lists.
+compiled as a variant, and ranges (``--dim batch=1..64``). The sizes of one range may be sums of
+variants at each choice of the lists; the others are lists by another name
+(:mod:`gtco.driver.ways`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from gtco.support.errors import OptionError
 
@@ -28,6 +29,8 @@ class Range:
 
     - ``weighted``: sizes that matter most; the library has a plan of each
     - ``symbol``: the dimension's name for readers; "" is the name that the option has
+    - ``made``: how these sizes come about: ``parts``, as sums of a few that are compiled;
+      ``each``, every one is compiled; ``either``, in parts where the model allows it
 
     Raises :class:`OptionError` for sizes that make no range.
     """
@@ -37,6 +40,7 @@ class Range:
     step: int = 1
     weighted: tuple[int, ...] = ()
     symbol: str = ""
+    made: Literal["parts", "each", "either"] = "either"
 
     def __post_init__(self) -> None:
         for name in ("low", "high", "step"):
@@ -78,6 +82,20 @@ class Range:
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.low, self.high + 1, self.step))
 
+    def __len__(self) -> int:
+        return (self.high - self.low) // self.step + 1
+
+    @property
+    def words(self) -> str:
+        """The sizes in words: ``4 to 64 in steps of 4``."""
+        step = f" in steps of {self.step}" if self.step > 1 else ""
+        return f"{self.low} to {self.high}{step}"
+
+    @property
+    def form(self) -> str:
+        """What an option for another range like this looks like."""
+        return "LOW..HIGH:STEP" if self.step > 1 else "LOW..HIGH"
+
     def __str__(self) -> str:
         step = f":{self.step}" if self.step != 1 else ""
         weighted = "@" + ",".join(map(str, self.weighted)) if self.weighted else ""
@@ -100,13 +118,11 @@ def check_dims(dims: Any, shapes: Mapping[str, Any]) -> None:
         raise OptionError(f"dims={dims!r}: give a dictionary, such as {{'batch': [1, 4, 16]}}")
     seen: set[str] = set()
     lengths: list[int] = []
-    ranges: list[str] = []
     for key, given in dims.items():
         if not isinstance(key, str):
             raise OptionError(f"dims: {key!r} is no name; dimensions are named 'batch' or 'x.0'")
         sizes = _sizes(key, given)
         if isinstance(sizes, Range):
-            ranges.append(key)
             what = "range"
         else:
             if twice := [size for size in sizes if sizes.count(size) > 1]:
@@ -122,12 +138,6 @@ def check_dims(dims: Any, shapes: Mapping[str, Any]) -> None:
                     "leave one of them out"
                 )
             seen.add(name)
-    if len(ranges) > 1:
-        raise OptionError(
-            f"dims: {' and '.join(map(repr, ranges))} have ranges, and one dimension of a library "
-            f"can have one: give the others a list of sizes. If they are one size, give "
-            f"them together, by input and axis: --dim x.0,y.0={dims[ranges[0]]}"
-        )
     if (number := prod(lengths)) > MOST_VARIANTS:
         raise OptionError(
             f"dims: {' x '.join(map(str, lengths))} sizes are {number} variants, and one library "
@@ -154,33 +164,77 @@ def _sizes(key: str, given: Any) -> list[int] | Range:
     return [int(size) for size in sizes]
 
 
-def _lists(dims: Mapping[str, Any]) -> dict[str, list[int]]:
-    found = {key: _sizes(key, given) for key, given in dims.items()}
-    return {key: sizes for key, sizes in found.items() if not isinstance(sizes, Range)}
+def read(dims: Mapping[str, Any]) -> dict[str, list[int] | Range]:
+    """The same ``dims``, with every range as a :class:`Range` and every other entry as a list."""
+    return {key: _sizes(key, given) for key, given in dims.items()}
 
 
 def range_of(dims: Mapping[str, Any]) -> tuple[str, Range] | None:
-    """The dimension that has a range, as ``dims`` names it, and the range."""
-    for key, given in dims.items():
-        if isinstance(sizes := _sizes(key, given), Range):
+    """The first dimension that has a range whose sizes may be made in parts, as ``dims`` names it,
+    and the range.
+    """
+    for key, sizes in read(dims).items():
+        if isinstance(sizes, Range) and sizes.made != "each":
             return key, sizes
     return None
 
 
-def choices(dims: Mapping[str, Any]) -> list[dict[str, int]]:
-    """The sizes of each variant, by the dimension's name: the product of the lists. Dimensions of
-    one size are in :func:`fixed` instead; there is one variant at least.
+def listed(dims: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The sizes that are compiled one by one, by the key in ``dims``: those of lists, and of
+    ranges each of whose sizes is compiled.
     """
-    several = {key: sizes for key, sizes in _lists(dims).items() if len(sizes) > 1}
+    return {
+        key: [*sizes]
+        for key, sizes in read(dims).items()
+        if not isinstance(sizes, Range) or sizes.made == "each"
+    }
+
+
+def names(dims: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The dimensions of the model that each name for readers stands for."""
+    found: dict[str, list[str]] = {}
+    for key, sizes in read(dims).items():
+        if isinstance(sizes, Range) and sizes.symbol:
+            found[sizes.symbol] = names_of(key)
+        elif isinstance(sizes, Range) and sizes.made != "each":
+            found[names_of(key)[0]] = names_of(key)
+        else:
+            found |= {name: [name] for name in names_of(key)}
+    return found
+
+
+def _names_for_readers(key: str, given: Any) -> list[str]:
+    return [given.symbol] if isinstance(given, Range) and given.symbol else names_of(key)
+
+
+def choices(dims: Mapping[str, Any]) -> list[dict[str, int]]:
+    """The sizes of each variant, by the dimension's name for readers: the product of the lists.
+    Dimensions of one size are in :func:`fixed` instead; there is one variant at least.
+    """
+    several = {key: sizes for key, sizes in listed(dims).items() if len(sizes) > 1}
     return [
-        {name: size for key, size in zip(several, chosen, strict=True) for name in names_of(key)}
+        {
+            name: size
+            for key, size in zip(several, chosen, strict=True)
+            for name in _names_for_readers(key, dims[key])
+        }
         for chosen in itertools.product(*several.values())
     ]
 
 
 def fixed(dims: Mapping[str, Any]) -> dict[str, int]:
-    """The dimensions whose lists have one size."""
-    return {name: s[0] for key, s in _lists(dims).items() if len(s) == 1 for name in names_of(key)}
+    """The dimensions whose lists have one size, as the model names them."""
+    return {name: s[0] for key, s in listed(dims).items() if len(s) == 1 for name in names_of(key)}
+
+
+def stepped(dims: Mapping[str, Any]) -> dict[str, Range]:
+    """The ranges of several sizes each of which is compiled, by the name for readers."""
+    return {
+        name: sizes
+        for key, sizes in read(dims).items()
+        if isinstance(sizes, Range) and sizes.made == "each" and len(sizes) > 1
+        for name in _names_for_readers(key, sizes)
+    }
 
 
 def dimensions(sizes: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:

@@ -123,7 +123,8 @@ def test_run_of_a_range_and_a_list(lists: Path, capsys: pytest.CaptureFixture[st
     )
     assert f"3x5x{WIDTH}" in said(f"run {lists} --dim batch=3 --dim tokens=5", capsys)
     assert "choose its size: --dim batch=SIZE --dim tokens=5|6" in said(f"run {lists}", capsys, 1)
-    assert "several models of these sizes: give tokens=5,6" in said(
+    assert f"tokens float32 2x6x{WIDTH}" in said(f"{given}/6.npy --dim tokens=6", capsys)
+    assert "2 of them: choose the size of each dimension: --dim tokens=5|6" in said(
         f"run {lists} --dim batch=3", capsys, 1
     )
 

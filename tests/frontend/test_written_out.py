@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.schema_functions import write_out
 from gtco.graph.lower.walk import lower
-from gtco.support.errors import UnsupportedError
+from gtco.support.errors import ModelError, UnsupportedError
 from gtco.tensor.reference_spatial import conv_transpose2d
 from tests.frontend.one_node import Arrays, check, node_model
 
@@ -320,3 +320,41 @@ def test_an_output_padding_of_a_stride_or_more(
     )
     wanted = wanted.reshape(got.shape) + constants["b"].reshape(1, -1, *[1] * space)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Max", "Min", "Mean", "Sum"])
+@pytest.mark.parametrize("other", [(1,), (1, 1, 1, 1), (2, 3, 1, 1)])
+def test_a_size_of_one_beside_none(kind: str, other: tuple[int, ...]) -> None:
+    """The result has no elements, as ONNX's broadcasting says."""
+    inputs = {"x": np.ones((1, 1, 2, 1), np.float32), "y": np.ones(other, np.float32)}
+    model = node_model(kind, inputs, {"nothing": np.zeros(1, np.int64)}, ["none", "y"], 1)
+    cut = helper.make_node("Slice", ["x", "nothing", "nothing", "axis"], ["none"])
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2]), "axis"))
+    model.graph.node.insert(0, cut)
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate(inputs).values()
+    assert got.shape == want.shape and got.size == 0 and got.dtype == want.dtype
+
+
+def test_what_breaks_a_rule_before_an_operator_is_named() -> None:
+    """It, and not the operator behind it whose shape follows from it."""
+    tokens = helper.make_tensor_value_info("x", TensorProto.FLOAT, ("batch", 4, 8))
+    gamma = numpy_helper.from_array(np.ones(8, np.float32), "gamma")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Add", ["x", "table"], ["placed"], name="add_table"),
+            helper.make_node(
+                "SkipLayerNormalization", ["placed", "x", "gamma"], ["y"], domain="com.microsoft"
+            ),
+        ],
+        "table_of_three",
+        [tokens],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [gamma, numpy_helper.from_array(np.ones((3, 4, 8), np.float32), "table")],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets)
+    load_onnx(model, shapes={"batch": 3}, simplify=False)
+    for simplify in (False, True):
+        with pytest.raises(ModelError, match=r"'add_table' \(Add\) breaks a rule of ONNX"):
+            load_onnx(model, shapes={"batch": 2}, simplify=simplify)

@@ -49,7 +49,8 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without the operators in ``EXPANDED``; ``model`` itself if it has none.
 
     Every input must have its shape. Raises :class:`UnsupportedError`, which names the node, if an
-    operator is used in a way that has no such form.
+    operator is used in a way that has no such form, and :class:`ModelError` for a node before it
+    whose result has no shape, because it breaks a rule of ONNX.
     """
     if not needs_expansion(model):
         return model
@@ -58,6 +59,8 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         walk.all(model.graph.node, names, keep=True)
     except Unsuitable as reason:
+        # a node of the model that breaks a rule before it is the reason
+        walk.writer.check_unknown({name for node in model.graph.node for name in node.output})
         raise UnsupportedError(f"{walk.node}: {reason}") from reason
     except Exception as error:
         raise Node(walk.proto, walk.writer.types, walk.writer.values).refused() from error

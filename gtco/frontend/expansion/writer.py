@@ -4,7 +4,7 @@ computes the results that are shapes, flags or counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -15,6 +15,7 @@ from onnx import TypeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gtco.frontend.messages import nodes
+from gtco.frontend.node_check import Node
 
 MICROSOFT = "com.microsoft"  # the domain of the operators that ONNX Runtime's optimizer writes
 _STANDARD = ("", "ai.onnx")
@@ -97,6 +98,14 @@ class Writer:
         if kind is None or not kind.HasField("tensor_type"):
             raise Unsuitable(f"the type of its input '{name}' is not known before the model runs")
         return int(kind.tensor_type.elem_type)
+
+    def check_unknown(self, tensors: Collection[str]) -> None:
+        """Raises :class:`ModelError` for the first node that makes one of these tensors without a
+        known type, because it breaks a rule of ONNX.
+        """
+        for node in self.nodes:
+            if any(name in tensors and name not in self.types for name in node.output):
+                Node(node, self.types, self.values).infer(self._opsets)
 
     # -- writing ---------------------------------------------------------------------------------
 

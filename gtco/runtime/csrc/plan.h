@@ -54,6 +54,12 @@ typedef struct {
   int32_t num_covers;
 } gtco_range;
 
+/* A dimension whose sizes in the variants are a range, each a variant of its own. */
+typedef struct {
+  const char* symbol;
+  int64_t low, high, step;
+} gtco_named_range;
+
 typedef struct {
   const char* name;
   const char* const* features; /* names from cpu_features.def */
@@ -61,9 +67,10 @@ typedef struct {
   const gtco_tensor_info* outputs;
   const gtco_variant* variants; /* at least one */
   const gtco_range* range; /* NULL: a variant for each shape */
+  const gtco_named_range* named_ranges; /* for messages; NULL if there are none */
   const gtco_step* steps; /* of all variants, one after the other, as refs are */
   const gtco_ref* refs;
-  int32_t num_features, num_inputs, num_outputs, num_variants, num_steps, num_refs;
+  int32_t num_features, num_inputs, num_outputs, num_variants, num_steps, num_refs, num_named_ranges;
   int32_t threads;           /* 0: all that the process may use */
   int64_t arena_bytes;       /* the largest of the variants */
   int64_t workspace_bytes;   /* a thread's, the largest of the steps */

@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "error.h"
 
@@ -46,6 +47,13 @@ static int known_sizes(int input, int axis, int64_t size, list* known) {
   return found;
 }
 
+/* The range that an axis of this name has, where its sizes are one. */
+static const gtco_named_range* range_named(const char* symbol) {
+  for (int r = 0; r < plan->num_named_ranges; ++r)
+    if (!strcmp(plan->named_ranges[r].symbol, symbol)) return &plan->named_ranges[r];
+  return NULL;
+}
+
 gtco_status gtco_refuse_shapes(const int64_t* const* shapes, char* message) {
   list given = {"", 0};
   for (int i = 0; i < plan->num_inputs; ++i) {
@@ -62,6 +70,13 @@ gtco_status gtco_refuse_shapes(const int64_t* const* shapes, char* message) {
         return gtco_fail(message, GTCO_ERROR_ARGUMENT,
                          "gtco_set_shapes: axis %d of input '%s' has size %lld, and this model was compiled for %s alone",
                          axis, info->name, (long long)size, known.text);
+      const gtco_named_range* range = range_named(symbol);
+      if (range)
+        return gtco_fail(message, GTCO_ERROR_ARGUMENT,
+                         "gtco_set_shapes: '%s' (axis %d of input '%s') is %lld, and this model was compiled for %lld to "
+                         "%lld in steps of %lld; gtco compile --dim '%s=LOW..HIGH:STEP' gives another range",
+                         symbol, axis, info->name, (long long)size, (long long)range->low, (long long)range->high,
+                         (long long)range->step, symbol);
       return gtco_fail(message, GTCO_ERROR_ARGUMENT,
                        "gtco_set_shapes: '%s' (axis %d of input '%s') is %lld, and this model was compiled for %s; gtco "
                        "compile --dim '%s=%s,...' adds sizes",
