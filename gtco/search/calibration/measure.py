@@ -49,7 +49,9 @@ from gtco.search.calibration.level0 import (
 from gtco.search.calibration.timing import Call, aligned, call, of_each, operands, together
 from gtco.tensor.intrinsics.table import (
     KINDS,
+    WEIGHTS,
     MicroKernel,
+    kinds,
     micro_kernels,
     tallest,
     timed_micro_kernels,
@@ -152,12 +154,18 @@ def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> M
 
 
 def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:
-    """The rates of the rows for bytes that are not timed: that of the fma row of the same size,
-    times the ratio of the two rates of the timed row with as many vectors.
+    """The rates of the rows that are not timed. That of a row for bytes is the one of the fma row of
+    the same size, times the ratio of the two rates of the timed row with as many vectors. That of a
+    row for int8 weights is the one of the row for float16, which widens by as many instructions.
     """
     rows = micro_kernels(target, "int8")
     ratios = {n: rates[tile.kernel] / rates[_fma(tile)] for n, tile in tallest(rows).items()}
-    return {tile.kernel: ratios[tile.vectors] * rates[_fma(tile)] for tile in rows}
+    found = {tile.kernel: ratios[tile.vectors] * rates[_fma(tile)] for tile in rows}
+    (half, *_) = kinds(target, "float16")
+    return found | {
+        tile.kernel: rates[replace(tile, kind=half).kernel]
+        for tile in micro_kernels(target, WEIGHTS)
+    }
 
 
 def _fma(tile: MicroKernel) -> str:

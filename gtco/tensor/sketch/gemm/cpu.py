@@ -7,7 +7,7 @@ blocks (S), k (R), tile (S).
       for kb in blocks of k, of as many rows as L2 holds:    # the block of B stays in L1 or L2
         pack rows of A (prologue, im2col), columns of B      # when the config says so
         for panel of nr columns in the task's columns:
-          widen the panel of float16 weights                 # when the config says so
+          widen the panel of narrower weights                # when the config says so
           for block of mr (or mr - 1) of these rows:
             tile[mr, nr] (+)= A[mr, kc] x B[kc, nr]          # micro-kernel, in registers
             on the last kb: epilogue(tile) -> output
@@ -45,7 +45,7 @@ from gtco.tensor.analysis.placement import (
     run_breaks,
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
-from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels, packable
+from gtco.tensor.intrinsics.table import WEIGHTS, MicroKernel, kinds, micro_kernels, packable
 from gtco.tensor.intrinsics.tiles import CONFIGURING
 from gtco.tensor.loops import Line
 from gtco.tensor.nest.lines import nest_lines
@@ -53,7 +53,7 @@ from gtco.tensor.nest.nest import Nest
 from gtco.tensor.nest.shape import task_shape
 from gtco.tensor.nest.traffic import layers
 from gtco.tensor.sketch.gemm import norm_prologue
-from gtco.tensor.sketch.gemm.facts import GemmFacts, operand_dtype
+from gtco.tensor.sketch.gemm.facts import GemmFacts, operand_dtype, rows_for
 from gtco.tensor.sketch.gemm.loops import GemmLoops
 from gtco.tensor.sketch.shared.pack import row_vectors
 from gtco.tensor.sketch.shared.program import program
@@ -66,12 +66,12 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Extra, Workload
 
-SUMS = {  # the product's dtype in the graph, by the dtype of B
-    **dict.fromkeys(("float32", "bfloat16", "float16"), "float32"),
+SUMS = {  # the product's dtype in the graph, by the operand of its rows
+    **dict.fromkeys(("float32", "bfloat16", "float16", WEIGHTS), "float32"),
     "int8": "int32",
 }
 STORED = ("float32", "bfloat16", "float16", "uint8", "int8", "int32")  # dtypes of the output
-WIDENING = 3.0  # vector instructions that copy a vector of float16 to scratch
+WIDENING = 3.0  # vector instructions that widen a vector of weights into scratch
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
 
@@ -81,9 +81,13 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     """
     op = anchor(stage, *CONTRACTIONS)
     operand = operand_dtype(stage, op) if op else ""
-    if op is None or op.type.dtype != SUMS.get(operand) or not kinds(target, operand):
+    if op is None or not operand:
         return None
-    if operand == "int8" and kinds(target, operand)[0].a.dtype != stage.types[op.inputs[0]].dtype:
+    a = stage.types[op.inputs[0]].dtype
+    rows = kinds(target, rows_for(a, operand))
+    if op.type.dtype != SUMS.get(rows_for(a, operand)) or not rows:
+        return None
+    if operand == "int8" and rows[0].a.dtype != a:
         return None  # the rows of a target multiply either uint8 or int8 by int8
     view = contraction(stage, op)
     if view is None:
@@ -144,9 +148,10 @@ class Gemm(GemmFacts):
         return None
 
     def tiles(self) -> list[MicroKernel]:
-        rows = micro_kernels(self.target, self.operand)
-        if self.operand == "float16" and self.constant_b:
-            rows += micro_kernels(self.target)  # on panels that are widened
+        operand = rows_for(self.operand_a, self.operand)
+        rows = micro_kernels(self.target, operand)
+        if operand in ("float16", WEIGHTS) and self.constant_b:
+            rows += micro_kernels(self.target)  # on panels of weights that are widened
         return tile_options(rows if self.constant_b else packable(rows), self.view.m, self.view.n)
 
     @cached_property
@@ -197,7 +202,7 @@ class Gemm(GemmFacts):
         unit = self.target.lanes
         if isinstance(v, ConvView):
             unit = v.kernel[0] * v.kernel[1] if v.channels_first else v.channels
-        return lcm(unit, *(kind.step for kind in kinds(self.target, self.operand)))
+        return lcm(unit, *(kind.step for kind in self.kinds))
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
