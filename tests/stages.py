@@ -261,6 +261,12 @@ def float16_weights(d: Drawing) -> str:
     return d.add("matmul", d.given((m, k)), d.input((k, n), True, "float16"))
 
 
+def int8_weights(d: Drawing) -> str:
+    m, k, n = d.size(60), d.size(200), d.size(70)
+    product = d.add("matmul", d.given((m, k)), d.input((k, n), True, "int8"))
+    return d.add("multiply", product, d.input((n,)))
+
+
 def half_attention(d: Drawing) -> str:
     m, n, k = d.size(50), d.size(50), d.size(40)
     given = [d.add_cast(d.input((2, rows, k))) for rows in (m, n, n)]
@@ -399,6 +405,7 @@ CORES: tuple[Callable[[Drawing], str], ...] = (
     attention,
     half_matmul,
     float16_weights,
+    int8_weights,
     half_attention,
     reduction,
     softmax,

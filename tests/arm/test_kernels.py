@@ -47,6 +47,7 @@ def products() -> list[Stage]:
     for a, b, c in (
         ("float32", "float32", "float32"),
         ("float32", "float16", "float32"),
+        ("float32", "int8", "float32"),
         ("bfloat16", "bfloat16", "float32"),
         ("int8", "int8", "int32"),
     ):

@@ -64,7 +64,8 @@ def values(graph: Graph) -> np.ndarray:
 
 
 def stored(graph: Graph) -> list[tuple[int, ...]]:
-    return sorted(graph.constants[x].shape for x in graph.constants if graph.types[x].dtype == "int8")
+    arrays = graph.constants.values()
+    return sorted(array.shape for array in arrays if array.dtype == np.int8)
 
 
 @pytest.mark.parametrize(
