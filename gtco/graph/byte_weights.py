@@ -2,13 +2,16 @@
 
     before: y = matmul(x, W)
     after:  p = matmul(x, Q {int8})    y = multiply(p, s), with W = Q * s, s for each column
+    or:     y = matmul(x, Q {int8}, s), with s for each block of k and column
 
 This is for products of float32 by weights that are dequantized alone. Kernels widen Q exactly, and
-s is part of the epilogue. So a result is as exact as one of float32 weights. The weights are found
-by their values (:mod:`gtco.graph.grids`), after all other rewrites.
+s is part of the epilogue; with blocks, of the widening. So a result is as exact as one of float32
+weights. The weights are found by their values (:mod:`gtco.graph.grids`), after all other rewrites.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,9 +22,10 @@ from gtco.graph.grids import Grid, grid
 from gtco.graph.precision import Cost, Prices
 from gtco.support.garbage import uncollected
 from gtco.tensor.analysis.window import narrow_groups
-from gtco.tensor.stage import Operator
+from gtco.tensor.stage import Operator, make_attrs
 
 BYTE = "int8"
+BLOCKS = (256, 128, 64, 32, 16)  # steps of k that have scales of their own
 LEAST = 8  # steps of k: with fewer, the scales take as much memory as the weights
 _PRODUCTS = ("matmul", "conv2d", "conv_transpose2d")
 
@@ -33,7 +37,7 @@ def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
     """
     given, graph = graph, graph.copy()
     prices = Prices(graph, BYTE, cost, floor)
-    found: dict[tuple[str, str], tuple[str, np.ndarray] | None] = {}
+    found: dict[tuple[str, str], _Stored | None] = {}
     with uncollected():  # as in the fusion search: the same policy prices here
         for op in list(graph.operators.values()):
             if not _multiplies(graph, op):
@@ -42,16 +46,44 @@ def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
             if (source, op.kind) not in found:
                 found[source, op.kind] = _stored(graph, op)
             twin = found[source, op.kind]
-            if twin is None or not prices.pays(op, (1,)):
+            if twin is None:
                 continue
-            steps, scale = twin
-            product = graph.fresh(f"{op.output}_steps")
-            graph.put(
-                Operator(op.kind, (op.inputs[0], steps), product, op.type, op.attrs, op.name)
-            )
-            factor = graph.add_constant(_placed(op, scale), "scale")
-            graph.put(Operator("multiply", (product, factor), op.output, op.type, (), op.name))
+            product = _product(graph, op, twin)
+            if prices.pays(op, (), product):
+                _put(graph, op, product, twin)
     return graph.prune() if any(found.values()) else given
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Weights in int8: the constant's name, and the scale of each column. With ``block``, a scale of
+    each block of so many steps of k and column.
+    """
+
+    steps: str
+    scale: np.ndarray
+    block: int = 0
+
+
+def _product(graph: Graph, op: Operator, stored: _Stored) -> Operator:
+    """The product by the stored weights, without the scales of columns."""
+    inputs: tuple[str, ...] = (op.inputs[0], stored.steps)
+    attrs = op.attrs
+    if stored.block:
+        inputs = (*inputs, graph.add_constant(stored.scale, "scales"))
+        attrs = make_attrs(**dict(attrs), block=stored.block)
+    output = op.output if stored.block else graph.fresh(f"{op.output}_steps")
+    return Operator(op.kind, inputs, output, op.type, attrs, op.name)
+
+
+def _put(graph: Graph, op: Operator, product: Operator, stored: _Stored) -> None:
+    """Replaces an operator by the product, and the multiplication by the scales of columns."""
+    graph.put(product)
+    if not stored.block:
+        scale = graph.add_constant(_placed(op, stored.scale), "scale")
+        graph.put(
+            Operator("multiply", (product.output, scale), op.output, op.type, (), op.name)
+        )
 
 
 def scaled_product(graph: Graph, op: Operator | None) -> str | None:
@@ -80,8 +112,8 @@ def _multiplies(graph: Graph, op: Operator) -> bool:
     return op.kind == "matmul" or not narrow_groups(op, shape)
 
 
-def _stored(graph: Graph, op: Operator) -> tuple[str, np.ndarray] | None:
-    """The name of the weights as int8, and the scale of each column; None if they have no grid."""
+def _stored(graph: Graph, op: Operator) -> _Stored | None:
+    """The weights in int8; None if they have no grid."""
     array = graph.constants[op.inputs[1]]
     front = np.moveaxis(array, _columns(op), -1)  # columns last
     # a batch of matrices has other columns for each of them
@@ -91,13 +123,30 @@ def _stored(graph: Graph, op: Operator) -> tuple[str, np.ndarray] | None:
         return None
     matrix = front.reshape(-1, depth, front.shape[-1]).swapaxes(0, 1).reshape(depth, -1)
     made: Grid | None = grid(matrix)
-    if made is None:
+    if made is not None:
+        steps = made.steps.reshape(depth, -1, front.shape[-1]).swapaxes(0, 1).reshape(front.shape)
+        turned = np.ascontiguousarray(np.moveaxis(steps, -1, _columns(op)))
+        scale = made.scale.reshape(*batch, front.shape[-1])
+        return _Stored(graph.add_constant(turned, op.inputs[1]), scale)
+    if op.kind != "matmul" or batch:
         return None
-    steps = made.steps.reshape(depth, -1, front.shape[-1]).swapaxes(0, 1).reshape(front.shape)
-    name = graph.add_constant(
-        np.ascontiguousarray(np.moveaxis(steps, -1, _columns(op))), op.inputs[1]
-    )
-    return name, made.scale.reshape(*batch, front.shape[-1])
+    return _in_blocks(graph, op.inputs[1], array)
+
+
+def _in_blocks(graph: Graph, name: str, matrix: np.ndarray) -> _Stored | None:
+    """The weights [k, n] in int8 with scales of blocks of k; None if no size of blocks fits."""
+    depth, columns = matrix.shape
+    for block in (size for size in BLOCKS if size < depth):
+        count = -(-depth // block)
+        whole = np.pad(matrix, [(0, count * block - depth), (0, 0)])
+        apart = whole.reshape(count, block, columns).swapaxes(0, 1).reshape(block, -1)
+        made = grid(apart)
+        if made is not None:
+            steps = made.steps.reshape(block, count, columns).swapaxes(0, 1)
+            steps = np.ascontiguousarray(steps.reshape(-1, columns)[:depth])
+            scales = made.scale.reshape(count, columns)
+            return _Stored(graph.add_constant(steps, name), scales, block)
+    return None
 
 
 def _columns(op: Operator) -> int:

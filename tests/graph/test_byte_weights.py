@@ -38,6 +38,16 @@ def batches(g: Graph, x: str) -> str:
     return g.add("matmul", (x, by_column(g, 2, 8, 9)))
 
 
+def in_blocks(depth: int, block: int) -> Callable[[Graph, str], str]:
+    def add(g: Graph, x: str) -> str:
+        wide = g.add("concat", [x] * (depth // 8), axis=2)
+        scale = scales(-(-depth // block) * 6).reshape(-1, 6)
+        w = steps(depth, 6) * np.repeat(scale, block, axis=0)[:depth]
+        return g.add("matmul", (wide, g.add_constant(w, "w")))
+
+    return add
+
+
 def convolution(layout: str) -> Callable[[Graph, str], str]:
     def add(g: Graph, x: str) -> str:
         shape = (1, 2, 5, 8) if layout == "NHWC" else (2, 5, 8, 1)
@@ -73,6 +83,8 @@ def stored(graph: Graph) -> list[tuple[int, ...]]:
     [
         (mlp, [(8, 12)]),  # of six steps of k the scales would take as much as is saved
         (batches, [(2, 8, 9)]),
+        (in_blocks(64, 16), [(64, 6)]),
+        (in_blocks(80, 32), [(80, 6)]),  # the last block is not whole
         (convolution("NHWC"), [(7, 8, 1, 1)]),
         (convolution("NCHW"), []),  # five channels
     ],

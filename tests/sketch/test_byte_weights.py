@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gtco.machine.target import TARGETS, Target
+from gtco.tensor.sketch import space_of
 from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.winograd import cpu as winograd
@@ -34,6 +35,16 @@ def dense(m: int, n: int, k: int, batch: tuple[int, ...] = ()) -> Stage:
         ("matmul", "x w", "c", made, {}),
         ("multiply", "c scale", "d", made, {}),
         ("add", "d bias", "y", made, {}),
+    )
+
+
+def blocks(m: int, n: int, k: int, block: int) -> Stage:
+    """With the scales of blocks of k."""
+    made, scales = T((m, n)), T((-(-k // block), n))
+    return chain(
+        {"x": T((m, k)), "w": byte(k, n), "wscales": scales, "bias": T((n,))},
+        ("matmul", "x w wscales", "c", made, {"block": block}),
+        ("add", "c bias", "y", made, {}),
     )
 
 
@@ -82,6 +93,14 @@ STAGES = {
 }
 
 
+BLOCKS = {
+    "whole": blocks(29, 72, 64, 16),
+    "odd": blocks(13, 37, 77, 32),
+    "deep": blocks(37, 40, 1100, 128),  # several blocks of k, that are not those of the scales
+    "one_row": blocks(1, 50, 130, 64),
+}
+
+
 def few(sketch: Sketch) -> Iterator[Config]:
     """The first config, the last one and one between, both of rows that widen and of rows that do
     not.
@@ -124,6 +143,13 @@ def test_products(stage: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("stage", BLOCKS)
+def test_scales_of_blocks(stage: str, name: str) -> None:
+    """Panels are widened and scaled in scratch."""
+    assert check(gemm.match, BLOCKS[stage], name) == {False}
+
+
+@pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("stage", ["conv3x3", "conv_odd", "stem", "grouped"])
 def test_windows_read_in_place(stage: str, name: str) -> None:
     assert check(convolution.match, STAGES[stage], name) == {True}
@@ -134,3 +160,9 @@ def test_what_no_kernel_is_for() -> None:
     assert winograd.match(STAGES["conv3x3"], TARGETS["x86-64-v3"]) is None
     computed = chain({"x": T((5, 7)), "b": byte(7, 9)}, ("matmul", "x b", "y", T((5, 9)), {}))
     assert gemm.match(computed, TARGETS["x86-64-v3"]) is None
+    # nor has TVM a product with the scales of blocks
+    alone = chain(
+        {"x": T((3, 32)), "w": byte(32, 5), "wscales": T((2, 5))},
+        ("matmul", "x w wscales", "y", T((3, 5)), {"block": 16}),
+    )
+    assert [s.name for s in space_of(alone, TARGETS["x86-64-v3"]).sketches] == ["gemm"]

@@ -52,6 +52,7 @@ from gtco.tensor.nest.lines import nest_lines
 from gtco.tensor.nest.nest import Nest
 from gtco.tensor.nest.shape import task_shape
 from gtco.tensor.nest.traffic import layers
+from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import norm_prologue
 from gtco.tensor.sketch.gemm.facts import GemmFacts, operand_dtype, rows_for
 from gtco.tensor.sketch.gemm.loops import GemmLoops
@@ -72,6 +73,7 @@ SUMS = {  # the product's dtype in the graph, by the operand of its rows
 }
 STORED = ("float32", "bfloat16", "float16", "uint8", "int8", "int32")  # dtypes of the output
 WIDENING = 3.0  # vector instructions that widen a vector of weights into scratch
+SCALING = 2.0  # those that multiply it by the scales of its block
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
 
@@ -92,6 +94,10 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     view = contraction(stage, op)
     if view is None:
         return None
+    if len(op.inputs) > 2:  # scales of blocks of constant weights
+        matrix = len(stage.types[op.inputs[1]].shape) == 2
+        if rows_for(a, operand) != WEIGHTS or op.inputs[2] not in stage.constants or not matrix:
+            return None
     norm = norm_prologue.find(stage, op)
     if norm is not None and not (isinstance(view, MatmulView) and view.folded):
         return None
@@ -149,7 +155,7 @@ class Gemm(GemmFacts):
 
     def tiles(self) -> list[MicroKernel]:
         operand = rows_for(self.operand_a, self.operand)
-        rows = micro_kernels(self.target, operand)
+        rows = micro_kernels(self.target, operand) if self.scales is None else ()
         if operand in ("float16", WEIGHTS) and self.constant_b:
             rows += micro_kernels(self.target)  # on panels of weights that are widened
         return tile_options(rows if self.constant_b else packable(rows), self.view.m, self.view.n)
@@ -221,13 +227,14 @@ class Gemm(GemmFacts):
         packed, copied = config["a"] == "packed", self.packs_columns(config)
         columns = shape.task_panels * nest.row.columns
         widened = nest.passes if nest.b.how == "widened" else 0
+        widening = WIDENING if self.scales is None else WIDENING + SCALING
         return (
             Extra("store", stored * (2.0 * nest.kblocks + 2)),
             Extra("pack", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
             Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.prologue_vectors),
             Extra("reduce", shape.tasks * shape.task_rows if packed else 0, self.norm_vectors),
             Extra("pack", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
-            Extra("fma", WIDENING * widened * shape.tasks * v.k * columns / lanes),
+            Extra("fma", widening * widened * shape.tasks * v.k * columns / lanes),
             Extra("fma", CONFIGURING * nest.configurations),
         )
 
@@ -278,6 +285,7 @@ class Gemm(GemmFacts):
             self.direct_rows,
             self.direct_columns,
             self.constant_b,
+            self.scales is not None,
             self.depth_options,
         )
 
@@ -289,9 +297,18 @@ class Gemm(GemmFacts):
             tile = loops.tile
             packing = self.view.packing(tile.columns, tile.kind.b.step, tile.kind.step)
             packings[self.view.op.inputs[1]] = packing
+        if self.scales is not None:
+            packings[self.scales] = self.scales_packing(loops.tile.columns)
         tasks, scratch = loops.shape.tasks, loops.scratch
         made = program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)
         return replace(made, lines=self.lines(loops.nest))
+
+    def scales_packing(self, columns: int) -> Packing:
+        """The scales in panels of columns: [panels, blocks, columns]."""
+        n, panels = self.view.n, ceil(self.view.n / columns)
+        shape = (self.blocks, n)
+        pad, split = (0, panels * columns - n), (self.blocks, panels, columns)
+        return Packing(shape, (0, 1), pad, split, (1, 0, 2))
 
     def lines(self, nest: Nest) -> tuple[Line, ...]:
         """The loops in words."""

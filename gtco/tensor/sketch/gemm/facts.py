@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from gtco.machine.target import Target
 from gtco.tensor.analysis.chains import (
@@ -65,6 +66,16 @@ class GemmFacts:
     def operand_a(self) -> str:
         """The dtype of A."""
         return self.stage.types[self.view.op.inputs[0]].dtype
+
+    @property
+    def scales(self) -> str | None:
+        """The tensor with a scale for each block of k and column of B, if there is one."""
+        return self.view.op.inputs[2] if len(self.view.op.inputs) > 2 else None
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of k that have scales."""
+        return ceil(self.view.k / self.view.op["block"])
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
