@@ -56,8 +56,8 @@ def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
 
 @dataclass(frozen=True)
 class _Stored:
-    """Weights in int8: the constant's name, and the scale of each column. With ``block``, a scale of
-    each block of so many steps of k and column.
+    """Weights in int8: the constant's name, and the scale of each column. With ``block``, the scale
+    of each block of so many steps of k, by column.
     """
 
     steps: str

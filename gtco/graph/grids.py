@@ -16,10 +16,9 @@ import numpy as np
 # A value may differ from its step times the scale by float32's rounding, and once more by that of a
 # factor that a rewrite folded into the weights.
 TOLERANCE = 2.0**-22
-MOST = 127  # steps of the largest value of a column
+_HIGHEST, _LOWEST = 127, 128  # magnitudes of the largest and the least int8
 _FIRST = 4  # columns that are looked at before all
 _FEW = 4  # rows that are looked at before all
-_USUAL = (127, 128)
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,13 @@ class Grid:
 
 def grid(weights: np.ndarray) -> Grid | None:
     """The grid of float32 weights [k, columns]; None if a column has none whose steps int8 holds.
-    The scale of a column is the largest possible, and 1 for a column of zeros.
+    The scale of a column is the largest possible, and 1 for a column of zeros. It is negative where
+    the largest magnitude is a positive value of 128 steps, as ONNX Runtime's quantizer makes them.
     """
-    largest = np.abs(weights).max(axis=0, initial=0.0).astype(np.float64)
+    if not weights.size:
+        return None
+    largest = np.take_along_axis(weights, np.abs(weights).argmax(axis=0)[None], axis=0)[0]
+    largest = largest.astype(np.float64)  # by magnitude, with its sign
     if not np.isfinite(largest).all():  # a NaN or an infinity
         return None
     first = slice(0, _FIRST)  # weights of no grid are to cost nothing
@@ -43,8 +46,15 @@ def grid(weights: np.ndarray) -> Grid | None:
     levels = _levels(weights, largest)
     if not levels.all():
         return None
-    scale = np.where(largest == 0, 1.0, largest / levels)
+    scale = np.where(largest == 0, 1.0, _scale(largest, levels))
     return _rounded(weights, scale)
+
+
+def _scale(largest: np.ndarray, level: np.ndarray | int) -> np.ndarray:
+    """The scale with which the largest value is so many steps: 128 are -128, and fewer have either
+    sign.
+    """
+    return np.where(level == _LOWEST, -largest, np.abs(largest)) / level
 
 
 def _levels(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
@@ -53,13 +63,13 @@ def _levels(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
     """
     found = np.where(largest == 0, 1, 0)
     few = weights[:: max(1, len(weights) // _FEW)]
-    for level in (*range(1, 16), *_USUAL, *range(16, MOST)):
+    for level in (*range(1, 16), _HIGHEST, _LOWEST, *range(16, _HIGHEST)):
         left = np.flatnonzero(found == 0)
         if not left.size:
             break
-        near = left[_on_grid(few[:, left], largest[left] / level)]
+        near = left[_on_grid(few[:, left], _scale(largest[left], level))]
         if near.size:
-            near = near[_on_grid(weights[:, near], largest[near] / level)]
+            near = near[_on_grid(weights[:, near], _scale(largest[near], level))]
             found[near] = level
     return found
 
@@ -78,7 +88,7 @@ def _rounded(weights: np.ndarray, scale: np.ndarray) -> Grid:
     """
     steps = np.rint(weights / scale).astype(np.int8)
     near = scale.astype(np.float32)
-    up, down = (np.nextafter(near, np.float32(to)) for to in (np.inf, 0))
+    up, down = (np.nextafter(near, np.float32(to)) for to in (np.inf, -np.inf))
     best, most = near, (steps * near == weights).sum(axis=0)
     for other in (up, down):
         same = (steps * other == weights).sum(axis=0)

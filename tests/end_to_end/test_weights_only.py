@@ -12,6 +12,11 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from onnxruntime.quantization import QuantFormat
+from onnxruntime.quantization.matmul_nbits_quantizer import (
+    DefaultWeightOnlyQuantConfig,
+    MatMulNBitsQuantizer,
+)
 from torch import nn
 
 import gtco
@@ -105,10 +110,10 @@ network (float[3,37] x) => (float[3,1,19] y)
     h = MatMul(x, a) g = Gelu(h)
     b = DequantizeLinear(w2, s2, z)
     i = Gemm <transB = 1> (g, b, bias)
-    j = Reshape(i, image)
+    r = Relu(i) j = Reshape(r, image)
     c = DequantizeLinear <axis = 0> (w3, s3, z3)
     k = Conv(j, c)
-    l = Reshape(k, rows)
+    t = Tanh(k) l = Reshape(t, rows)
     d = DequantizeLinear <axis = 1> (w4, s4, z4)
     y = MatMul(l, d)
 }"""
@@ -140,6 +145,34 @@ def test_forms_of_dequantizing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_bytes(check(model, monkeypatch)) == 4
 
 
+@pytest.mark.parametrize(
+    ("bits", "form", "symmetric"),
+    [
+        (4, QuantFormat.QOperator, False),
+        (4, QuantFormat.QDQ, True),
+        (8, QuantFormat.QOperator, True),
+    ],
+)
+def test_blocks_of_onnxruntimes_quantizer(
+    bits: int, form: QuantFormat, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales of blocks of 32 rows, of which the last is not whole in MatMulNBits."""
+    rng = np.random.default_rng(bits)
+    depth = 77 if form == QuantFormat.QOperator else 96
+    text = f"network (float[3,67,{depth}] x) => (float[3,67,19] y) {{"
+    text += "h = MatMul(x, w1) g = Relu(h) y = MatMul(g, w2)}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    for name, shape in (("w1", (depth, 64)), ("w2", (64, 19))):
+        values = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    config = DefaultWeightOnlyQuantConfig(
+        block_size=32, is_symmetric=symmetric, bits=bits, quant_format=form
+    )
+    quantizer = MatMulNBitsQuantizer(model, algo_config=config)
+    quantizer.process()
+    assert in_bytes(check(quantizer.model.model, monkeypatch)) == 2
+
+
 def test_size_of_the_library(tmp_path: Path) -> None:
     """A library whose weights are large has little more than a quarter of their float32 bytes."""
     model = nn.Sequential(nn.Linear(768, 1536), nn.GELU(), nn.Linear(1536, 768)).eval()
@@ -147,9 +180,8 @@ def test_size_of_the_library(tmp_path: Path) -> None:
     gtco.quantize_weights(floats).save(tmp_path / "bytes.onnx")
     sizes = []
     for name in ("model", "bytes"):
-        made = gtco.compile_model(
-            tmp_path / f"{name}.onnx", output=tmp_path / f"{name}.so", tune="off"
-        )
-        sizes.append((tmp_path / f"{name}.so").stat().st_size)
+        library = tmp_path / f"{name}.so"
+        gtco.compile_model(tmp_path / f"{name}.onnx", tune="off").save(library)
+        sizes.append(library.stat().st_size)
     assert sizes[1] <= 0.30 * sizes[0]
-    assert made.metadata["weights_by_dtype"]["int8"] == 2 * 768 * 1536
+    assert gtco.load(library).metadata["weights_by_dtype"]["int8"] == 2 * 768 * 1536

@@ -37,6 +37,16 @@ def test_the_least_step_is_one_of_128() -> None:
     np.testing.assert_array_equal(found.steps, steps)
 
 
+def test_a_scale_may_be_negative() -> None:
+    """A largest value of 128 steps is one of -128 by a negative scale."""
+    steps, scale = drawn(50, 9, 127)
+    steps[3] = -128
+    weights = steps * -scale
+    found = grid(weights)
+    assert found is not None and (found.scale < 0).all()
+    np.testing.assert_array_equal(found.steps * found.scale, weights)
+
+
 def test_a_scale_that_was_folded_in_costs_one_rounding() -> None:
     steps, scale = drawn(64, 20, 127)
     steps[0] = 127  # so that the scale is not a multiple of it
@@ -57,7 +67,7 @@ def test_columns_of_zeros_and_of_one_value() -> None:
     np.testing.assert_array_equal(found.steps * found.scale, weights)
 
 
-@pytest.mark.parametrize("fault", ["random", "nan", "infinite", "one", "beyond", "positive"])
+@pytest.mark.parametrize("fault", ["random", "nan", "infinite", "one", "beyond", "both"])
 def test_what_is_on_no_grid(fault: str) -> None:
     steps, scale = drawn(40, 12, 127)
     weights = steps * scale
@@ -74,6 +84,7 @@ def test_what_is_on_no_grid(fault: str) -> None:
             weights[7, 11] += 0.01
         case "beyond":  # steps of uint8 beside a zero point of 0
             weights = (np.arange(480).reshape(40, 12) % 256 * scale).astype(np.float32)
-        case "positive":  # 128 is no int8
-            weights[:, 11] = np.arange(40) + 89
+        case "both":  # 128 and -128
+            weights[:, 11] = 1 - 2 * (np.arange(40) % 2)
+            weights[7:9, 11] = -1 / 128, 1
     assert grid(weights) is None
