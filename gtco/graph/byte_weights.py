@@ -137,16 +137,24 @@ def _in_blocks(graph: Graph, name: str, matrix: np.ndarray) -> _Stored | None:
     """The weights [k, n] in int8 with scales of blocks of k; None if no size of blocks fits."""
     depth, columns = matrix.shape
     for block in (size for size in BLOCKS if size < depth):
-        count = -(-depth // block)
-        whole = np.pad(matrix, [(0, count * block - depth), (0, 0)])
-        apart = whole.reshape(count, block, columns).swapaxes(0, 1).reshape(block, -1)
-        made = grid(apart)
+        if grid(_apart(matrix[:, :1], block)) is None:  # most weights have no grid
+            continue
+        made = grid(_apart(matrix, block))
         if made is not None:
-            steps = made.steps.reshape(block, count, columns).swapaxes(0, 1)
+            steps = made.steps.reshape(block, -1, columns).swapaxes(0, 1)
             steps = np.ascontiguousarray(steps.reshape(-1, columns)[:depth])
-            scales = made.scale.reshape(count, columns)
+            scales = made.scale.reshape(-1, columns)
             return _Stored(graph.add_constant(steps, name), scales, block)
     return None
+
+
+def _apart(matrix: np.ndarray, block: int) -> np.ndarray:
+    """The blocks of k of a matrix [k, n] beside each other: [block, blocks * n], with zeros at the
+    end of the last one.
+    """
+    depth, columns = matrix.shape
+    whole = np.pad(matrix, [(0, -depth % block), (0, 0)])
+    return whole.reshape(-1, block, columns).swapaxes(0, 1).reshape(block, -1)
 
 
 def _columns(op: Operator) -> int:

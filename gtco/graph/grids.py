@@ -34,20 +34,20 @@ def grid(weights: np.ndarray) -> Grid | None:
     The scale of a column is the largest possible, and 1 for a column of zeros. It is negative where
     the largest magnitude is a positive value of 128 steps, as ONNX Runtime's quantizer makes them.
     """
-    if not weights.size:
+    few = weights[:, :_FIRST]  # weights of no grid are to cost nothing
+    if not weights.size or (few.shape != weights.shape and grid(few) is None):
         return None
     largest = np.take_along_axis(weights, np.abs(weights).argmax(axis=0)[None], axis=0)[0]
     largest = largest.astype(np.float64)  # by magnitude, with its sign
     if not np.isfinite(largest).all():  # a NaN or an infinity
         return None
-    first = slice(0, _FIRST)  # weights of no grid are to cost nothing
-    if not _levels(weights[:, first], largest[first]).all():
-        return None
     levels = _levels(weights, largest)
     if not levels.all():
         return None
-    scale = np.where(largest == 0, 1.0, _scale(largest, levels))
-    return _rounded(weights, scale)
+    made = _rounded(weights, np.where(largest == 0, 1.0, _scale(largest, levels)))
+    # not so for scales that float32 holds with fewer bits, near its least numbers
+    near = np.abs(made.steps * made.scale - weights) <= 2 * TOLERANCE * np.abs(weights)
+    return made if near.all() else None
 
 
 def _scale(largest: np.ndarray, level: np.ndarray | int) -> np.ndarray:

@@ -67,7 +67,7 @@ def test_columns_of_zeros_and_of_one_value() -> None:
     np.testing.assert_array_equal(found.steps * found.scale, weights)
 
 
-@pytest.mark.parametrize("fault", ["random", "nan", "infinite", "one", "beyond", "both"])
+@pytest.mark.parametrize("fault", ["random", "nan", "infinite", "one", "beyond", "both", "tiny"])
 def test_what_is_on_no_grid(fault: str) -> None:
     steps, scale = drawn(40, 12, 127)
     weights = steps * scale
@@ -84,6 +84,9 @@ def test_what_is_on_no_grid(fault: str) -> None:
             weights[7, 11] += 0.01
         case "beyond":  # steps of uint8 beside a zero point of 0
             weights = (np.arange(480).reshape(40, 12) % 256 * scale).astype(np.float32)
+        case "tiny":  # float32 holds such scales with a few bits
+            weights = (steps * np.float64(3.3e-44)).astype(np.float32)
+            weights[0] = 1e-41
         case "both":  # 128 and -128
             weights[:, 11] = 1 - 2 * (np.arange(40) % 2)
             weights[7:9, 11] = -1 / 128, 1
