@@ -102,5 +102,3 @@ def test_what_is_wrong_is_said_before_the_work(
 def test_wrong_usage(here: Path, arguments: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["quantize", "vit.onnx", "--data", "images.npz", *arguments.split()])
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["quantize", "vit.onnx"])
