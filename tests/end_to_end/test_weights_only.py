@@ -72,12 +72,15 @@ def check(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> gtco.Compi
     with monkeypatch.context() as patch:
         patch.setattr(byte_weights, "byte_weights", lambda graph, *prices: graph)
         wide = gtco.compile_model(model, tune="off", strict=True)
+    errors = np.zeros(2)
     for _ in range(3):
         feeds = drawn(model)
         right = exact(model, feeds)
-        (got,), (other,) = (list(c.run(feeds).values()) for c in (compiled, wide))
-        ours, theirs = (np.abs(x - right).max() / np.abs(right).max() for x in (got, other))
-        assert ours <= 1.5 * theirs + 2e-7
+        made = [np.asarray(*c.run(feeds).values()) for c in (compiled, wide)]
+        errors += [np.linalg.norm(x - right) / np.linalg.norm(right) for x in made]
+    print(f"errors {errors}")
+    # sums in another order: both are a few roundings of float32
+    assert errors[0] <= 2 * errors[1] + 1e-7 and errors[0] < 1e-5
     assert "fallback" not in {s["schedule"]["sketch"] for s in compiled.stages}
     return compiled
 
