@@ -14,7 +14,13 @@ from gtco.support.errors import GtcoError
 from gtco.support.version import __version__
 
 if TYPE_CHECKING:
-    from gtco.compiler import aot_compile, compile_model, compile_to_file, quantize
+    from gtco.compiler import (
+        aot_compile,
+        compile_model,
+        compile_to_file,
+        quantize,
+        quantize_weights,
+    )
     from gtco.driver.compiled import CompiledModel
     from gtco.integrations.inference_session import (
         InferenceSession,
@@ -58,6 +64,7 @@ __all__ = [
     "get_device",
     "load",
     "quantize",
+    "quantize_weights",
     "set_default_logger_severity",
 ]
 
@@ -72,6 +79,7 @@ _HOMES = {
     "CompiledModel": "gtco.driver.compiled",
     "load": "gtco.runtime.module",
     "quantize": "gtco.compiler",
+    "quantize_weights": "gtco.compiler",
     "Model": "gtco.runtime.module",
     "Tune": "gtco.support.options",
     # as ONNX Runtime has them

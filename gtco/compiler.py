@@ -49,6 +49,7 @@ from gtco.support.errors import (
     OptionError,
     RecordError,
     VerificationError,
+    guarded,
 )
 from gtco.support.options import (
     CompileKeywords,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from gtco.quantization.report import QuantizationReport, QuantizedModel
+    from gtco.quantization.weights_only import QuantizedWeights
     from gtco.search.policy import Policy
     from gtco.tuning.census import Census
     from gtco.tuning.farm.runner import FarmRunner
@@ -211,6 +213,23 @@ def quantize(
     """
     settings = Quantization(**_known(options, Quantization))
     return quantized(model, data, example_inputs, settings, compile_model, progress or silent)
+
+
+def quantize_weights(
+    model: Any, example_inputs: Any = None, *, exclude: Sequence[str] = ()
+) -> QuantizedWeights:
+    """Quantize the weights of a model to int8, and nothing else: no samples are needed.
+
+    ``model`` and ``example_inputs`` are those of :func:`compile_model`; ``exclude`` names products
+    whose weights stay float32, as for :func:`quantize`. The result has ``model``, plain ONNX with
+    a DequantizeLinear behind the weights of each product, with a scale for each output channel,
+    and ``save(path)``. ``compile_model`` takes it as a model. Raises a
+    :class:`gtco.support.errors.GtcoError` that says what is wrong with the model.
+    """
+    from gtco.quantization import weights_only
+
+    with guarded("quantizing weights"):
+        return weights_only.quantize_weights(model, example_inputs, exclude)
 
 
 def candidates_to_file(

@@ -256,9 +256,11 @@ def half_matmul(d: Drawing) -> str:
     return d.add("matmul", d.add_cast(d.input((m, k))), d.input((k, n), True, "bfloat16"))
 
 
-def float16_weights(d: Drawing) -> str:
+def narrow_weights(d: Drawing) -> str:
+    """A product of float32 by weights that kernels widen."""
     m, k, n = d.size(60), d.size(200), d.size(70)
-    return d.add("matmul", d.given((m, k)), d.input((k, n), True, "float16"))
+    dtype = "float16" if d.light.random() < 0.5 else "int8"
+    return d.add("matmul", d.given((m, k)), d.input((k, n), True, dtype))
 
 
 def half_attention(d: Drawing) -> str:
@@ -398,7 +400,7 @@ CORES: tuple[Callable[[Drawing], str], ...] = (
     conv_transpose2d,
     attention,
     half_matmul,
-    float16_weights,
+    narrow_weights,
     half_attention,
     reduction,
     softmax,

@@ -302,13 +302,14 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     add_quantization(parser)
 
 
-def add_quantization(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    """Adds the options of ``gtco quantize`` that a compile has too, with ``--precision int8``."""
-    of_int8 = "" if required else "with --precision int8: "
+def add_quantization(parser: argparse.ArgumentParser, alone: bool = False) -> None:
+    """Adds the options of ``gtco quantize`` that a compile has too, with ``--precision int8``;
+    ``alone``: for a command that does nothing else.
+    """
+    of_int8 = "" if alone else "with --precision int8: "
     parser.add_argument(
         "--data",
         type=Path,
-        required=required,
         metavar="FILE.npz",
         help=f"{of_int8}32 to 256 samples of what the model will see: a .npz with an array by "
         "input, a .npy for a model of one input, or a folder of these; the first axis counts "

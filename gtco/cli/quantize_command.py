@@ -1,5 +1,5 @@
 """``gtco quantize MODEL.onnx --data images.npz -o MODEL.int8.onnx``: a quantized ONNX file, and
-what it loses.
+what it loses. With ``--weights-only`` and no data, one whose weights alone are quantized.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="FILE.json",
         help="also write the verdict, every layer and every range as JSON",
     )
-    arguments.add_quantization(parser, required=True)
+    parser.add_argument(
+        "--weights-only",
+        action="store_true",
+        help="quantize the weights alone, to 8 bits: a smaller model that computes in float32; "
+        "needs no --data",
+    )
+    arguments.add_quantization(parser, alone=True)
     parser.add_argument(
         "--all", action="store_true", help=f"show every layer, not only the {SHOWN} that lose most"
     )
@@ -55,6 +61,12 @@ def main(options: argparse.Namespace) -> int:
 
     output = options.output or here(options.model, ".int8.onnx")
     check_output(options.model, output)
+    if options.weights_only:
+        return quantize_weights(options, output)
+    if options.data is None:
+        raise OptionError(
+            "quantizing activations needs samples: give --data images.npz, or --weights-only"
+        )
     with early(), Phases() as progress:
         with uninterrupted():
             import_tvm()
@@ -66,6 +78,31 @@ def main(options: argparse.Namespace) -> int:
     show_quantization(made.report, f"{output} ({size(output.stat().st_size)})", options.all)
     for note in made.report.notes:
         say(f"note: {note}")
+    say(f"gtco compile {output} compiles it")
+    return 0
+
+
+def quantize_weights(options: argparse.Namespace, output: Path) -> int:
+    """The command with ``--weights-only``."""
+    given = arguments.quantization(options)
+    names = [f"--{name.replace('_', '-')}" for name in given if name != "exclude"]
+    if names or options.report or options.all:
+        names += ["--report"] * bool(options.report) + ["--all"] * options.all
+        raise OptionError(
+            f"--weights-only quantizes no activations and measures nothing: leave out "
+            f"{', '.join(names)}"
+        )
+    from gtco.support.torchless import import_tvm, uninterrupted
+
+    with uninterrupted():
+        import_tvm()
+        from gtco.compiler import quantize_weights
+    made = quantize_weights(options.model, exclude=options.exclude)
+    made.save(output)
+    say(
+        f"{output} ({size(output.stat().st_size)}): the weights of {len(made.quantized)} of "
+        f"{len(made.products)} products in int8"
+    )
     say(f"gtco compile {output} compiles it")
     return 0
 

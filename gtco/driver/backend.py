@@ -39,6 +39,7 @@ class Backend(ABC):
     dump_suffix: str  # of the files that --dump writes for kernels
     isa: Isa = X86_64  # of the library
     computes_float16: bool  # False: float16 models are computed in float32
+    widens_bytes: bool  # True: kernels multiply float32 by int8 weights
 
     @property
     @abstractmethod
@@ -104,6 +105,7 @@ class CpuBackend(Backend):
     c_sources = CPU_SOURCES
     dump_suffix = "txt"
     computes_float16 = False
+    widens_bytes = True
 
     def __init__(self, machine: Target) -> None:
         self.machine: Target = machine
@@ -178,6 +180,7 @@ class GpuBackend(Backend):
     c_sources = GPU_SOURCES
     dump_suffix = "cu"
     computes_float16 = True
+    widens_bytes = False
 
     def __init__(self, machine: GpuTarget) -> None:
         self.machine: GpuTarget = machine

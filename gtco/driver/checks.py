@@ -45,9 +45,9 @@ def is_program(model: Any) -> bool:
 
 def source_of(model: Any) -> Any:
     """The model, with every path as a ``Path`` and all bytes as ``bytes``. What ``gtco.quantize``
-    gives has its ONNX model inside.
+    and ``gtco.quantize_weights`` give has its ONNX model inside.
     """
-    if type(model).__name__ == "QuantizedModel":
+    if type(model).__name__ in ("QuantizedModel", "QuantizedWeights"):
         return model.model
     if isinstance(model, str | os.PathLike):
         return Path(model)

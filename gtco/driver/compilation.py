@@ -282,22 +282,29 @@ class Compilation:
 
     def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
         """The graph in the precision that was asked for."""
+        from gtco.graph.byte_weights import byte_weights
         from gtco.graph.half_weights import half_weights
         from gtco.graph.precision import narrow_operands
         from gtco.graph.rewrites.fold_constants import fold_constants
 
+        given = graph
         if self.options.verify_layers:
             self.plain = graph.copy()
-        if self.options.precision == "fp32" and not self.float16:
-            return graph
         if self.options.precision != "fp32":
             self.report.notes += self.backend.precision_notes(self.options)
             narrow = GPU_PRECISIONS[self.options.precision]
             graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
             graph = fold_constants(graph).check()
+        # by predictions alone: what was measured by chance does not decide about a library's size
+        base = policy.policy
+        if self.backend.widens_bytes:
+            graph = byte_weights(graph, base.predict, base.floor).check()
         if self.float16:
-            graph = half_weights(graph, policy.predict, policy.floor).check()
-        self.dump("4-precision.txt", graph.dump())
+            graph = half_weights(graph, base.predict, base.floor).check()
+        if graph is not given:
+            if self.shared is not None:  # the weights in their new formats
+                self.shared.unite(graph)
+            self.dump("4-precision.txt", graph.dump())
         return graph
 
     def rates(self, machine: Machine) -> RateTable | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gtco.graph.byte_weights import scaled_product
 from gtco.graph.graph import Graph
 from gtco.support.dtypes import is_float
 from gtco.tensor.reference import evaluate
@@ -96,7 +97,8 @@ class Twins:
             return False
         one, other = self.plain.producer(tensor), self.rounded.producer(tensor)
         shapes = {graph.types[tensor].shape for graph in (self.plain, self.rounded)}
-        return len(shapes) == 1 and (one and one.kind) == (other and other.kind)
+        kind = scaled_product(self.rounded, other) or (other and other.kind)
+        return len(shapes) == 1 and (one and one.kind) == kind
 
     def _rounds(self, op: Operator) -> bool:
         """True for a cast from one float to another."""

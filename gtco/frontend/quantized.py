@@ -21,6 +21,8 @@ _COMPILED = frozenset(
     QLinearGlobalAveragePool QLinearLeakyRelu QLinearMatMul QLinearMul QLinearReduceMean
     QLinearSigmoid QLinearSoftmax QLinearWhere QuantizeLinear""".split()
 )
+# In a model of nothing but these, no activation is quantized.
+_WEIGHTS_ALONE = frozenset(["DequantizeLinear", "MatMulNBits"])
 _REFUSED = frozenset(
     """ConvTransposeWithDynamicQuantization DynamicQuantizeLSTM GatherBlockQuantized MatMulBnb4
     MatMulInteger16 QAttention QEmbedLayerNormalization QMoE QOrderedAttention QOrderedGelu
@@ -39,6 +41,11 @@ def note(model: onnx.ModelProto) -> str:
     if not counts:
         return ""
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    if counts.keys() <= _WEIGHTS_ALONE:
+        return (
+            f"the weights of the model are quantized ({listed}): CPUs keep them in 8 bits where "
+            "they are multiplied, and everything is computed in float32"
+        )
     return (
         f"the model is quantized ({listed}): products by quantized weights are computed in int8 if "
         "the target has VNNI (AVX512-VNNI or AVX-VNNI) or Arm's DotProd; everything else, "

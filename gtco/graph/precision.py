@@ -91,23 +91,26 @@ class Prices:
 
     def __init__(self, graph: Graph, dtype: str, cost: Cost | None, floor: Floor) -> None:
         self.graph, self.dtype, self.cost, self.floor = graph, dtype, cost, floor
-        self.found: dict[str, bool] = {}
+        self.found: dict[tuple[str, str], bool] = {}
 
-    def pays(self, op: Operator, narrow: tuple[int, ...]) -> bool:
+    def pays(
+        self, op: Operator, narrow: tuple[int, ...], instead: Operator | None = None
+    ) -> bool:
         """True if the operator, alone in a stage, is no slower with its operands at ``narrow`` in
-        the dtype. Always true without prices.
+        the dtype, or as the operator that is given ``instead``. Always true without prices.
         """
         if self.cost is None:
             return True
         plain = self.alone(op, ())
-        if plain.key not in self.found:
-            half = self.cost(self.alone(op, narrow))
+        other = self.alone(op, narrow) if instead is None else self.alone(instead, ())
+        if (plain.key, other.key) not in self.found:
+            half = self.cost(other)
             # The lower bound of the plain one mostly decides, and needs no search among configs.
-            self.found[plain.key] = isfinite(half) and (
+            self.found[plain.key, other.key] = isfinite(half) and (
                 half <= SLOWER * self.floor(op, self.graph.types)
                 or half <= SLOWER * self.cost(plain)
             )
-        return self.found[plain.key]
+        return self.found[plain.key, other.key]
 
     def alone(self, op: Operator, narrow: tuple[int, ...]) -> Stage:
         """A stage of only the operator, with its operands at ``narrow`` in the dtype."""

@@ -62,9 +62,25 @@ def insert(
             node.input[0] = moved[x]
             node.input[1] = edit.weights(product)
         edit.nodes.append(node)
+    return _finished(edit)
+
+
+def _finished(edit: _Edit) -> onnx.ModelProto:
     made = edit.finish()
     made.producer_name, made.producer_version = "gtco", __version__
     return made
+
+
+def with_weights(model: onnx.ModelProto, products: Sequence[Product]) -> onnx.ModelProto:
+    """The model with the weights of these products quantized, and everything else as it was."""
+    edit = _Edit(model)
+    wanted = {product.output: product for product in products}
+    for node in edit.given:
+        product = wanted.get(node.output[0]) if node.output else None
+        if product is not None:
+            node.input[1] = edit.weights(product)  # what dequantizes them comes first
+        edit.nodes.append(node)
+    return _finished(edit)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ INSTRUCTIONS = {
     "bfmmla": "BF16, BFMMLA",
     "bfdot": "BF16, BFDOT",
     "fcvtl": "FMA, float16 widened by FCVTL",
+    "byte": "FMA, int8 weights widened in registers",
     "smmla": "I8MM, SMMLA",
     "sdot": "DotProd, SDOT",
 }

@@ -219,6 +219,14 @@ def _product(
     return apply
 
 
+def _matmul(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
+    if len(arrays) == 2:
+        return _product(np.matmul)(operator, attrs, arrays)
+    a, steps, scales = arrays
+    wide = np.repeat(scales, attrs["block"], axis=0)[: len(steps)]
+    return np.matmul(a, (steps * wide).astype(a.dtype))
+
+
 def _pad(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
     return np.pad(
         arrays[0],
@@ -275,7 +283,7 @@ def _topk(op: Operator, a: dict[str, Any], x: Sequence[Array]) -> Array:
 
 _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] = {
     "identity": lambda op, a, x: x[0],
-    "matmul": _product(np.matmul),
+    "matmul": _matmul,
     "reshape": lambda op, a, x: x[0].reshape(_shape(op)),
     "permute": lambda op, a, x: x[0].transpose(a["axes"]),
     "slice": _slice,

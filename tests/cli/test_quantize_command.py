@@ -51,12 +51,26 @@ def test_a_model_is_quantized_and_compiled(here: Path, capsys: pytest.CaptureFix
     assert not [p for p in here.iterdir() if p.name.startswith(".")]
 
 
+def test_weights_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = "quantize vit.onnx --weights-only --exclude wo -o small.onnx".split()
+    assert cli.main(argv) == 0
+    assert "the weights of 9 of 10 products in int8" in capsys.readouterr().out
+    assert cli.main("compile small.onnx --shape N=1 --tune off --verify".split()) == 0
+    made = gtco.load(here / "small.so")
+    x = images(1, seed=9)
+    wanted = evaluate(onnx.load(here / "vit.onnx"), {"image": x})["logits"]
+    np.testing.assert_allclose(made(x), wanted, atol=0.02 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ("quantize none.onnx --data images.npz", "cannot read 'none.onnx'"),
         ("quantize vit.onnx --data none.npz", "cannot read samples from 'none.npz'"),
         ("quantize vit.onnx --data images.npz -o vit.onnx", "is the model itself"),
+        ("quantize vit.onnx", "give --data images.npz, or --weights-only"),
+        ("quantize vit.onnx --weights-only --data images.npz --all", "leave out --data, --all"),
+        ("quantize vit.onnx --weights-only --exclude nobody", "no product is called 'nobody'"),
         ("quantize vit.onnx --data images.npz -o vit.so", "must end in .onnx"),
         ("quantize vit.onnx --data images.npz -o none/q.onnx", "the folder 'none' does not exist"),
         ("quantize vit.onnx --data images.npz --exclude nobody", "no product is called 'nobody'"),
@@ -88,5 +102,3 @@ def test_what_is_wrong_is_said_before_the_work(
 def test_wrong_usage(here: Path, arguments: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["quantize", "vit.onnx", "--data", "images.npz", *arguments.split()])
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["quantize", "vit.onnx"])

@@ -96,7 +96,8 @@ def python() -> str:
         HOW,
         "`import gtco` imports nothing heavy; `gtco.load` needs numpy alone.",
     ]
-    for name in ("compile_model", "compile_to_file", "aot_compile", "quantize", "load"):
+    compiling = ("compile_model", "compile_to_file", "aot_compile")
+    for name in (*compiling, "quantize", "quantize_weights", "load"):
         lines += _callable(f"gtco.{name}", getattr(gtco, name))
     for shown in (
         options.CompileOptions,

@@ -16,6 +16,7 @@ from gtco.tensor.intrinsics.table import kinds
 from tests.quantization.digits import accuracy, cnn, digits, vit
 
 POINTS = 0.005  # of accuracy that int8 may lose
+WEIGHT_POINTS = 0.002  # that int8 weights alone may lose
 
 
 @pytest.mark.parametrize(("trained", "least"), [(vit, 0.95), (cnn, 0.97)])
@@ -64,6 +65,23 @@ def test_int8_keeps_the_accuracy(trained: Callable[[], torch.nn.Module], least: 
     assert abs(accuracy(others) - got) <= POINTS
     difference = np.linalg.norm(others - scores) / np.linalg.norm(others)
     assert difference < 0.02
+
+
+@pytest.mark.parametrize(("trained", "least"), [(vit, 0.95), (cnn, 0.97)])
+def test_weights_alone_keep_the_accuracy(
+    trained: Callable[[], torch.nn.Module], least: float
+) -> None:
+    model = trained()
+    _, held_out = digits()
+    with torch.no_grad():
+        wanted = accuracy(model(held_out.images).numpy())
+    assert wanted >= least
+    q = gtco.quantize_weights(model, held_out.images[:1])
+    assert len(q.quantized) >= 3
+    compiled = gtco.compile_model(q, tune="off", strict=True)
+    scores = np.concatenate([compiled(image[None]) for image in held_out.images.numpy()])
+    assert accuracy(scores) >= wanted - WEIGHT_POINTS
+    assert any(t.startswith("int8[") for stage in compiled.stages for t in stage["inputs"])
 
 
 def test_compile_model_quantizes() -> None:

@@ -14,13 +14,18 @@ import numpy as np
 import pytest
 
 from gtco.codegen.processes import environment
-from gtco.machine.target import TARGETS, Target, detect, target
+from gtco.machine.target import TARGETS, Target, cpu_target, detect, target
 from gtco.search.calibration import level0, measure, profile
 from gtco.search.calibration.level0 import TimedKernel
 from gtco.search.calibration.measure import NotMeasured
 from gtco.search.calibration.rates import WORK
 from gtco.search.calibration.timing import operands
-from gtco.tensor.intrinsics.table import every_micro_kernel, timed_micro_kernels
+from gtco.tensor.intrinsics.table import (
+    WEIGHTS,
+    every_micro_kernel,
+    micro_kernels,
+    timed_micro_kernels,
+)
 
 MACHINE = target("x86-64-v3")
 
@@ -75,7 +80,11 @@ def test_whatever_a_machine_says_of_itself(quick: None, cores: int, capacity: in
     tiles = every_micro_kernel(machine)[:2]
     with pytest.MonkeyPatch.context() as few:
         few.setattr(measure, "timed_micro_kernels", lambda target: tiles)
-        few.setattr(measure, "micro_kernels", lambda target, operand="": tiles)
+        few.setattr(
+            measure,
+            "micro_kernels",
+            lambda target, operand="": () if operand == WEIGHTS else tiles,
+        )
         found = measure.measure(machine)
     assert all(math.isfinite(x) and x > 0 for x in found.rates.values())
     assert found.bandwidths.keys() == {m.name for m in machine.memory}
@@ -86,7 +95,7 @@ def test_whatever_a_machine_says_of_itself(quick: None, cores: int, capacity: in
 
 def test_rates_for_bytes_that_follow_from_others() -> None:
     """A row for bytes is as much faster than the fma row of its size as the timed one with as many
-    vectors.
+    vectors. A row for int8 weights is as fast as the one for float16.
     """
     machine = TARGETS["icelake-server"]
     timed = [tile.kernel for tile in timed_micro_kernels(machine)]
@@ -99,7 +108,13 @@ def test_rates_for_bytes_that_follow_from_others() -> None:
     assert all(found[name] == pytest.approx(rates[name]) for name in {*rates} & {*found})
     ratio = rates["vnni:6x4"] / rates["fma:6x4"]
     assert found["vnni:3x4"] == pytest.approx(ratio * rates["fma:3x4"])
-    assert measure.derived(TARGETS["x86-64-v4"], rates) == {}
+    assert found["byte:3x4"] == rates["half:3x4"]
+    others = measure.derived(TARGETS["x86-64-v4"], rates)
+    assert {name.partition(":")[0] for name in others} == {"byte"}
+    arm = cpu_target("neoverse-n1")
+    rates = {tile.kernel: 1.0 for tile in timed_micro_kernels(arm)}
+    weights = {tile.kernel for tile in micro_kernels(arm, WEIGHTS)}
+    assert weights and measure.derived(arm, rates).keys() > weights
 
 
 MEMORY = """

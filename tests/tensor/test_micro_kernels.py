@@ -18,6 +18,7 @@ from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.intrinsics.table import (
     KINDS,
+    WEIGHTS,
     Layout,
     MicroKernel,
     every_micro_kernel,
@@ -90,6 +91,9 @@ def test_a_row_multiplies(name: str, kind: str) -> None:
         integers = row.accumulator == "int32"
         if integers:
             a = rng.integers(0, 256, (tile.rows, DEPTH)).astype(np.uint8)
+            b = rng.integers(-128, 128, (DEPTH, tile.columns)).astype(np.int8)
+        elif row.operand == WEIGHTS:
+            a = rng.standard_normal((tile.rows, DEPTH)).astype(np.float32)
             b = rng.integers(-128, 128, (DEPTH, tile.columns)).astype(np.int8)
         else:
             a = rng.standard_normal((tile.rows, DEPTH)).astype(DTYPES[row.operand])

@@ -49,7 +49,9 @@ from gtco.search.calibration.level0 import (
 from gtco.search.calibration.timing import Call, aligned, call, of_each, operands, together
 from gtco.tensor.intrinsics.table import (
     KINDS,
+    WEIGHTS,
     MicroKernel,
+    kinds,
     micro_kernels,
     tallest,
     timed_micro_kernels,
@@ -152,16 +154,25 @@ def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> M
 
 
 def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:
-    """The rates of the rows for bytes that are not timed: that of the fma row of the same size,
-    times the ratio of the two rates of the timed row with as many vectors.
+    """The rates of the rows that are not timed. That of a row for bytes is the one of the fma row
+    of the same size, times the ratio of the two rates of the timed row with as many vectors. That
+    of a row for int8 weights is the one of the row for float16, which widens by as many
+    instructions.
     """
     rows = micro_kernels(target, "int8")
-    ratios = {n: rates[tile.kernel] / rates[_fma(tile)] for n, tile in tallest(rows).items()}
-    return {tile.kernel: ratios[tile.vectors] * rates[_fma(tile)] for tile in rows}
+    half = kinds(target, "float16")[0]
 
+    def rate(tile: MicroKernel) -> float:
+        # NEON's fma rows hold elements of A in registers, so there are none of the tallest sizes
+        same = replace(tile, kind=KINDS["fma"]).kernel
+        return rates[same] if same in rates else rates[replace(tile, kind=half).kernel]
 
-def _fma(tile: MicroKernel) -> str:
-    return replace(tile, kind=KINDS["fma"]).kernel
+    ratios = {n: rates[tile.kernel] / rate(tile) for n, tile in tallest(rows).items()}
+    found = {tile.kernel: ratios[tile.vectors] * rate(tile) for tile in rows}
+    return found | {
+        tile.kernel: rates[replace(tile, kind=half).kernel]
+        for tile in micro_kernels(target, WEIGHTS)
+    }
 
 
 def _arrays() -> list[np.ndarray]:

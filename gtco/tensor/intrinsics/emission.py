@@ -429,6 +429,7 @@ _STEPS: dict[str, Callable[[_Step], None]] = {
     "smmla": _matrix(SMMLA),
     "half": _half,
     "fcvtl": _half,
+    "byte": _half,
     "vnni": _dot(DOT_BYTES),
     "vnni256": _dot(DOT_BYTES),
 }

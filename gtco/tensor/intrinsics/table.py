@@ -19,6 +19,8 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 
 WIDTHS = (1, 2, 3, 4, 6)  # vectors of columns
 TALLEST = 14  # rows: more gain nothing, because B is loaded once a step for all of them
+# The operand of the rows that multiply float32 by int8 weights. "int8" is that of two integers.
+WEIGHTS = "int8 weights"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Kind:
     """The properties that the rows around one instruction share.
 
     - ``operand``: the dtype of B in the graph, and of A too, except for a float32 A beside float16
-      weights, and on x86-64 a uint8 A beside int8 weights;
+      weights, and on x86-64 a uint8 A beside int8 weights; ``WEIGHTS`` for a float32 A beside int8
+      weights;
     - ``a``, ``b``: the layouts in which the row reads them;
     - ``step``: the steps of k of an iteration;
     - ``products``: the multiply-adds of one lane of one instruction (of one of its rows);
@@ -169,6 +172,16 @@ KINDS: Mapping[str, Kind] = {
                 ("half", ("f16c",), (8, 16)),
                 ("fcvtl", (), (NEON_LANES,)),
             )
+        ),
+        # int8 weights in memory: VPMOVSXBD and VCVTDQ2PS widen a vector of B while it is loaded, or
+        # the like of AArch64
+        Kind(
+            "byte",
+            WEIGHTS,
+            Layout("float32"),
+            Layout("int8"),
+            converts=2,
+            lanes=(NEON_LANES, 8, 16),
         ),
         # VPDPBUSD: each lane adds the products of four uint8 of A and four int8 of B, exactly, in
         # vectors of 512 bits and of 256
@@ -368,11 +381,12 @@ def _heights(target: Target, kind: Kind, vectors: int) -> Sequence[int]:
 
 def timed_micro_kernels(target: Target) -> tuple[MicroKernel, ...]:
     """The rows that are timed to measure a machine: all, but of those for bytes only the tallest
-    for each number of vectors. The rates of the others follow from those of the fma rows, which
-    execute as many instructions and loads (:func:`gtco.search.calibration.measure.derived`).
+    for each number of vectors, and none of those for int8 weights. The rates of the others follow
+    from those of rows that execute as many instructions and loads
+    (:func:`gtco.search.calibration.measure.derived`).
     """
     rows = micro_kernels(target, "int8")
-    derived = set(rows) - set(tallest(rows).values())
+    derived = {*rows, *micro_kernels(target, WEIGHTS)} - set(tallest(rows).values())
     return tuple(tile for tile in every_micro_kernel(target) if tile not in derived)
 
 

@@ -26,7 +26,7 @@ from math import ceil, prod
 from gtco.machine.target import Target
 from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
-from gtco.tensor.intrinsics.table import Kind, MicroKernel, kinds
+from gtco.tensor.intrinsics.table import Kind, MicroKernel
 from gtco.tensor.intrinsics.tiles import CONFIGURING
 from gtco.tensor.sketch.convolution.facts import ConvolutionFacts, Halo
 from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
@@ -89,7 +89,7 @@ class Convolution(ConvolutionFacts):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        return kinds(self.target, self.product.operand)
+        return self.product.kinds
 
     def _row_options(self, kind: Kind) -> tuple[int, ...]:
         capacity, one = self.target.level("L2").capacity, self.halo(1, kind)

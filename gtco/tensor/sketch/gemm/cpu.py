@@ -7,7 +7,7 @@ blocks (S), k (R), tile (S).
       for kb in blocks of k, of as many rows as L2 holds:    # the block of B stays in L1 or L2
         pack rows of A (prologue, im2col), columns of B      # when the config says so
         for panel of nr columns in the task's columns:
-          widen the panel of float16 weights                 # when the config says so
+          widen the panel of narrower weights                # when the config says so
           for block of mr (or mr - 1) of these rows:
             tile[mr, nr] (+)= A[mr, kc] x B[kc, nr]          # micro-kernel, in registers
             on the last kb: epilogue(tile) -> output
@@ -45,15 +45,16 @@ from gtco.tensor.analysis.placement import (
     run_breaks,
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
-from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels, packable
+from gtco.tensor.intrinsics.table import WEIGHTS, MicroKernel, kinds, micro_kernels, packable
 from gtco.tensor.intrinsics.tiles import CONFIGURING
 from gtco.tensor.loops import Line
 from gtco.tensor.nest.lines import nest_lines
 from gtco.tensor.nest.nest import Nest
 from gtco.tensor.nest.shape import task_shape
 from gtco.tensor.nest.traffic import layers
+from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import norm_prologue
-from gtco.tensor.sketch.gemm.facts import GemmFacts, operand_dtype
+from gtco.tensor.sketch.gemm.facts import GemmFacts, operand_dtype, rows_for
 from gtco.tensor.sketch.gemm.loops import GemmLoops
 from gtco.tensor.sketch.shared.pack import row_vectors
 from gtco.tensor.sketch.shared.program import program
@@ -66,12 +67,13 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Extra, Workload
 
-SUMS = {  # the product's dtype in the graph, by the dtype of B
-    **dict.fromkeys(("float32", "bfloat16", "float16"), "float32"),
+SUMS = {  # the product's dtype in the graph, by the operand of its rows
+    **dict.fromkeys(("float32", "bfloat16", "float16", WEIGHTS), "float32"),
     "int8": "int32",
 }
 STORED = ("float32", "bfloat16", "float16", "uint8", "int8", "int32")  # dtypes of the output
-WIDENING = 3.0  # vector instructions that copy a vector of float16 to scratch
+WIDENING = 3.0  # vector instructions that widen a vector of weights into scratch
+SCALING = 2.0  # those that multiply it by the scales of its block
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
 
@@ -81,13 +83,21 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     """
     op = anchor(stage, *CONTRACTIONS)
     operand = operand_dtype(stage, op) if op else ""
-    if op is None or op.type.dtype != SUMS.get(operand) or not kinds(target, operand):
+    if op is None or not operand:
         return None
-    if operand == "int8" and kinds(target, operand)[0].a.dtype != stage.types[op.inputs[0]].dtype:
+    a = stage.types[op.inputs[0]].dtype
+    rows = kinds(target, rows_for(a, operand))
+    if op.type.dtype != SUMS.get(rows_for(a, operand)) or not rows:
+        return None
+    if operand == "int8" and rows[0].a.dtype != a:
         return None  # the rows of a target multiply either uint8 or int8 by int8
     view = contraction(stage, op)
     if view is None:
         return None
+    if len(op.inputs) > 2:  # scales of blocks of constant weights
+        matrix = len(stage.types[op.inputs[1]].shape) == 2
+        if rows_for(a, operand) != WEIGHTS or op.inputs[2] not in stage.constants or not matrix:
+            return None
     norm = norm_prologue.find(stage, op)
     if norm is not None and not (isinstance(view, MatmulView) and view.folded):
         return None
@@ -144,9 +154,10 @@ class Gemm(GemmFacts):
         return None
 
     def tiles(self) -> list[MicroKernel]:
-        rows = micro_kernels(self.target, self.operand)
-        if self.operand == "float16" and self.constant_b:
-            rows += micro_kernels(self.target)  # on panels that are widened
+        operand = rows_for(self.operand_a, self.operand)
+        rows = micro_kernels(self.target, operand) if self.scales is None else ()
+        if operand in ("float16", WEIGHTS) and self.constant_b:
+            rows += micro_kernels(self.target)  # on panels of weights that are widened
         return tile_options(rows if self.constant_b else packable(rows), self.view.m, self.view.n)
 
     @cached_property
@@ -197,7 +208,7 @@ class Gemm(GemmFacts):
         unit = self.target.lanes
         if isinstance(v, ConvView):
             unit = v.kernel[0] * v.kernel[1] if v.channels_first else v.channels
-        return lcm(unit, *(kind.step for kind in kinds(self.target, self.operand)))
+        return lcm(unit, *(kind.step for kind in self.kinds))
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
@@ -216,13 +227,14 @@ class Gemm(GemmFacts):
         packed, copied = config["a"] == "packed", self.packs_columns(config)
         columns = shape.task_panels * nest.row.columns
         widened = nest.passes if nest.b.how == "widened" else 0
+        widening = WIDENING if self.scales is None else WIDENING + SCALING
         return (
             Extra("store", stored * (2.0 * nest.kblocks + 2)),
             Extra("pack", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
             Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.prologue_vectors),
             Extra("reduce", shape.tasks * shape.task_rows if packed else 0, self.norm_vectors),
             Extra("pack", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
-            Extra("fma", WIDENING * widened * shape.tasks * v.k * columns / lanes),
+            Extra("fma", widening * widened * shape.tasks * v.k * columns / lanes),
             Extra("fma", CONFIGURING * nest.configurations),
         )
 
@@ -273,6 +285,7 @@ class Gemm(GemmFacts):
             self.direct_rows,
             self.direct_columns,
             self.constant_b,
+            self.scales is not None,
             self.depth_options,
         )
 
@@ -284,9 +297,18 @@ class Gemm(GemmFacts):
             tile = loops.tile
             packing = self.view.packing(tile.columns, tile.kind.b.step, tile.kind.step)
             packings[self.view.op.inputs[1]] = packing
+        if self.scales is not None:
+            packings[self.scales] = self.scales_packing(loops.tile.columns)
         tasks, scratch = loops.shape.tasks, loops.scratch
         made = program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)
         return replace(made, lines=self.lines(loops.nest))
+
+    def scales_packing(self, columns: int) -> Packing:
+        """The scales in panels of columns: [panels, blocks, columns]."""
+        n, panels = self.view.n, ceil(self.view.n / columns)
+        shape = (self.blocks, n)
+        pad, split = (0, panels * columns - n), (self.blocks, panels, columns)
+        return Packing(shape, (0, 1), pad, split, (1, 0, 2))
 
     def lines(self, nest: Nest) -> tuple[Line, ...]:
         """The loops in words."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from gtco.machine.target import Target
 from gtco.tensor.analysis.chains import (
@@ -21,21 +22,29 @@ from gtco.tensor.analysis.placement import (
     row_stride,
     stores_columns,
 )
-from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.intrinsics.table import WEIGHTS, Kind, MicroKernel, kinds
 from gtco.tensor.nest.nest import Nest, Placed
 from gtco.tensor.nest.shape import TaskShape, task_shape
 from gtco.tensor.space import Config, Option
 from gtco.tensor.stage import Operator, Stage
 
+# The dtypes of A and B of which B has to be constant.
+_WEIGHTS = (("float32", "float16"), ("float32", "int8"), ("uint8", "int8"), ("int8", "int8"))
+
 
 def operand_dtype(stage: Stage, op: Operator) -> str:
     """The dtype of both operands, or that of constant weights beside another A: float16 beside
-    float32, int8 beside uint8 or int8. Empty if they are a pair that no row multiplies.
+    float32, int8 beside float32, uint8 or int8. Empty if they are a pair that no row multiplies.
     """
     a, b = (stage.types[x].dtype for x in op.inputs[:2])
-    if (a, b) in (("float32", "float16"), ("uint8", "int8"), ("int8", "int8")):
+    if (a, b) in _WEIGHTS:
         return b if op.inputs[1] in stage.constants else ""
     return b if a == b else ""
+
+
+def rows_for(a: str, b: str) -> str:
+    """The :attr:`Kind.operand` of the rows that multiply A of dtype ``a`` by B of ``b``."""
+    return WEIGHTS if (a, b) == ("float32", "int8") else b
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,21 @@ class GemmFacts:
     def operand_a(self) -> str:
         """The dtype of A."""
         return self.stage.types[self.view.op.inputs[0]].dtype
+
+    @property
+    def scales(self) -> str | None:
+        """The tensor with a scale for each block of k and column of B, if there is one."""
+        return self.view.op.inputs[2] if len(self.view.op.inputs) > 2 else None
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of k that have scales."""
+        return ceil(self.view.k / self.view.op["block"])
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of rows that multiply its operands."""
+        return kinds(self.target, rows_for(self.operand_a, self.operand))
 
     def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
         """The micro-kernel that was chosen."""
@@ -109,7 +133,7 @@ class GemmFacts:
 
     def widens(self, tile: MicroKernel) -> bool:
         """True if a panel of the weights is copied to scratch in the form that the row reads. Rows
-        that widen float16 themselves do so again for each block of rows; a copy is made once for
+        that widen weights themselves do so again for each block of rows; a copy is made once for
         many.
         """
         return self.constant_b and tile.kind.b.dtype != self.operand

@@ -101,9 +101,23 @@ class GemmLoops:
         start = em.let_index(self.packed_panel(batch, kb, panel), "stored")
         wide = f"{into.dtype}x{em.lanes}"
         with em.loop(self.depth(kb), "k") as k:
+            scales = self.scales(kb, panel, k)
             for j in range(0, self.tile.columns, em.lanes):
                 at = em.ramp(start + k * self.tile.columns + j, em.lanes)
-                em.store_vector(into, [k, j], tirx.Cast(wide, array.buffer[at]))
+                value = tirx.Cast(wide, array.buffer[at])
+                em.store_vector(into, [k, j], value if scales is None else value * scales(j))
+
+    def scales(self, kb: Expr, panel: Expr, k: Expr) -> Callable[[int], Expr] | None:
+        """The scales of the block of k that step ``k`` lies in, as vectors by their first column in
+        the panel; None if blocks have none.
+        """
+        name = self.sketch.scales
+        if name is None:
+            return None
+        em, columns, buffer = self.em, self.tile.columns, self.args.inputs[name].buffer
+        block = em.let_index((kb * self.kc + k) // self.view.op["block"], "block")
+        start = em.let_index((panel * self.sketch.blocks + block) * columns, "scales")
+        return lambda j: buffer[em.ramp(start + j, em.lanes)]
 
     def tile_program(
         self,

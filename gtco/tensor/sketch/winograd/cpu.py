@@ -39,7 +39,7 @@ from gtco.tensor import cost
 from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.analysis.filtering import applicable
-from gtco.tensor.intrinsics.table import Kind, kinds
+from gtco.tensor.intrinsics.table import Kind
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.shared.pack import RUN_COST
@@ -69,7 +69,7 @@ def match(stage: Stage, target: Target) -> Winograd | None:
     if product is None or not isinstance(product.view, ConvView) or product.view.channels_first:
         return None
     assert not isinstance(product.view, TransposedView)
-    if product.operand == "float16":  # the transformed values would be rounded once more
+    if product.operand in ("float16", "int8"):  # the transformed values would be rounded once more
         return None
     found = Winograd(product)
     return found if found.kinds else None
@@ -85,8 +85,7 @@ class Winograd(WinogradFacts):
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of micro-kernels whose steps of k are whole."""
-        every = kinds(self.target, self.product.operand)
-        whole = (kind for kind in every if self.view.channels % kind.step == 0)
+        whole = (kind for kind in self.product.kinds if self.view.channels % kind.step == 0)
         return tuple(kind for kind in whole if not kind.in_tiles)
 
     @property

@@ -1,0 +1,169 @@
+"""Weights that a file keeps in 8 bits stay in 8 bits in the library, and kernels widen them.
+
+    before: y = matmul(x, W)
+    after:  p = matmul(x, Q {int8})    y = multiply(p, s), with W = Q * s, s for each column
+    or:     y = matmul(x, Q {int8}, s), with s for each block of k and column
+
+This is for products of float32 by weights that are dequantized alone. Kernels widen Q exactly, and
+s is part of the epilogue; with blocks, of the widening. So a result is as exact as one of float32
+weights. The weights are found by their values (:mod:`gtco.graph.grids`), after all other rewrites.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gtco.graph.fusion.dpof import Floor
+from gtco.graph.fusion.stages import no_floor
+from gtco.graph.graph import Graph
+from gtco.graph.grids import Grid, grid
+from gtco.graph.precision import Cost, Prices
+from gtco.support.garbage import uncollected
+from gtco.tensor.analysis.window import narrow_groups
+from gtco.tensor.stage import Operator, make_attrs
+
+BYTE = "int8"
+BLOCKS = (256, 128, 64, 32, 16)  # steps of k that have scales of their own
+LEAST = 8  # steps of k: with fewer, the scales take as much memory as the weights
+_PRODUCTS = ("matmul", "conv2d", "conv_transpose2d")
+
+
+def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor) -> Graph:
+    """The graph with the weights of products in int8, if their values are whole steps of a scale of
+    their column; the graph itself if there are none. With ``cost``, a product that would be slower
+    keeps its weights. ``floor`` is a lower bound on the cost of a stage with the operator.
+    """
+    given, graph = graph, graph.copy()
+    prices = Prices(graph, BYTE, cost, floor)
+    found: dict[tuple[str, str], _Stored | None] = {}
+    with uncollected():  # as in the fusion search: the same policy prices here
+        for op in list(graph.operators.values()):
+            if not _multiplies(graph, op):
+                continue
+            source = op.inputs[1]
+            if (source, op.kind) not in found:
+                found[source, op.kind] = _stored(graph, op)
+            twin = found[source, op.kind]
+            if twin is None:
+                continue
+            product = _product(graph, op, twin)
+            if prices.pays(op, (), product):
+                _put(graph, op, product, twin)
+    return graph.prune() if any(found.values()) else given
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Weights in int8: the constant's name, and the scale of each column. With ``block``, the scale
+    of each block of so many steps of k, by column.
+    """
+
+    steps: str
+    scale: np.ndarray
+    block: int = 0
+
+
+def _product(graph: Graph, op: Operator, stored: _Stored) -> Operator:
+    """The product by the stored weights, without the scales of columns."""
+    inputs: tuple[str, ...] = (op.inputs[0], stored.steps)
+    attrs = op.attrs
+    if stored.block:
+        inputs = (*inputs, graph.add_constant(stored.scale, "scales"))
+        attrs = make_attrs(**dict(attrs), block=stored.block)
+    output = op.output if stored.block else graph.fresh(f"{op.output}_steps")
+    return Operator(op.kind, inputs, output, op.type, attrs, op.name)
+
+
+def _put(graph: Graph, op: Operator, product: Operator, stored: _Stored) -> None:
+    """Replaces an operator by the product, and the multiplication by the scales of columns."""
+    graph.put(product)
+    if not stored.block:
+        scale = graph.add_constant(_placed(op, stored.scale), "scale")
+        graph.put(
+            Operator("multiply", (product.output, scale), op.output, op.type, (), op.name)
+        )
+
+
+def scaled_product(graph: Graph, op: Operator | None) -> str | None:
+    """The kind of the product that this pass made two operators of, of which ``op`` is the second;
+    None for any other.
+    """
+    product = graph.producer(op.inputs[0]) if op is not None and op.kind == "multiply" else None
+    if product is None or product.kind not in _PRODUCTS or product.type.dtype != "float32":
+        return None
+    return product.kind if graph.types[product.inputs[1]].dtype == BYTE else None
+
+
+def _multiplies(graph: Graph, op: Operator) -> bool:
+    """True for a product of float32 by constant weights whose columns have scales of their own."""
+    if op.kind not in _PRODUCTS or op.type.dtype != "float32":
+        return False
+    if any(graph.types[x].dtype != "float32" for x in op.inputs[:2]):
+        return False
+    if not graph.is_constant(op.inputs[1]) or graph.is_constant(op.inputs[0]):
+        return False
+    shape = graph.types[op.inputs[1]].sizes
+    if len(shape) < 2 or 0 in shape:
+        return False
+    if op.kind == "conv_transpose2d" and op["groups"] != 1:
+        return False
+    return op.kind == "matmul" or not narrow_groups(op, shape)
+
+
+def _stored(graph: Graph, op: Operator) -> _Stored | None:
+    """The weights in int8; None if they have no grid."""
+    array = graph.constants[op.inputs[1]]
+    front = np.moveaxis(array, _columns(op), -1)  # columns last
+    # a batch of matrices has other columns for each of them
+    batch = array.shape[:-2] if op.kind == "matmul" else ()
+    depth = front.size // front.shape[-1] // int(np.prod(batch, dtype=int))
+    if depth < LEAST:
+        return None
+    matrix = front.reshape(-1, depth, front.shape[-1]).swapaxes(0, 1).reshape(depth, -1)
+    made: Grid | None = grid(matrix)
+    if made is not None:
+        steps = made.steps.reshape(depth, -1, front.shape[-1]).swapaxes(0, 1).reshape(front.shape)
+        turned = np.ascontiguousarray(np.moveaxis(steps, -1, _columns(op)))
+        scale = made.scale.reshape(*batch, front.shape[-1])
+        return _Stored(graph.add_constant(turned, op.inputs[1]), scale)
+    if op.kind != "matmul" or batch:
+        return None
+    return _in_blocks(graph, op.inputs[1], array)
+
+
+def _in_blocks(graph: Graph, name: str, matrix: np.ndarray) -> _Stored | None:
+    """The weights [k, n] in int8 with scales of blocks of k; None if no size of blocks fits."""
+    depth, columns = matrix.shape
+    for block in (size for size in BLOCKS if size < depth):
+        if grid(_apart(matrix[:, :1], block)) is None:  # most weights have no grid
+            continue
+        made = grid(_apart(matrix, block))
+        if made is not None:
+            steps = made.steps.reshape(block, -1, columns).swapaxes(0, 1)
+            steps = np.ascontiguousarray(steps.reshape(-1, columns)[:depth])
+            scales = made.scale.reshape(-1, columns)
+            return _Stored(graph.add_constant(steps, name), scales, block)
+    return None
+
+
+def _apart(matrix: np.ndarray, block: int) -> np.ndarray:
+    """The blocks of k of a matrix [k, n] beside each other: [block, blocks * n], with zeros at the
+    end of the last one.
+    """
+    depth, columns = matrix.shape
+    whole = np.pad(matrix, [(0, -depth % block), (0, 0)])
+    return whole.reshape(-1, block, columns).swapaxes(0, 1).reshape(block, -1)
+
+
+def _columns(op: Operator) -> int:
+    """The axis of the weights that is that of the columns: outputs of a convolution."""
+    return {"matmul": -1, "conv2d": 0, "conv_transpose2d": 1}[op.kind]
+
+
+def _placed(op: Operator, scale: np.ndarray) -> np.ndarray:
+    """The scale of each column in the shape in which it broadcasts to the product."""
+    if op.kind == "matmul":
+        return scale if scale.ndim == 1 else scale[..., None, :]
+    return scale.reshape(-1, 1, 1) if op["layout"] == "NCHW" else scale

@@ -1,0 +1,118 @@
+"""Which weights the graph keeps in int8, and that the values stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import numpy as np
+import pytest
+
+from gtco.graph.byte_weights import byte_weights, scaled_product
+from gtco.graph.graph import Graph
+from gtco.tensor.stage import Stage, TensorType
+from tests.graphs import build
+from tests.kernels import assert_close
+
+
+def steps(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(-127, 128, shape).astype(np.float32)
+
+
+def scales(count: int) -> np.ndarray:
+    return np.random.default_rng(count).uniform(1e-3, 1, count).astype(np.float32)
+
+
+def by_column(graph: Graph, *shape: int) -> str:
+    """A constant whose last axis has scales."""
+    return graph.add_constant(steps(*shape) * scales(shape[-1]), "w")
+
+
+def mlp(g: Graph, x: str) -> str:
+    hidden = g.add("relu", (g.add("matmul", (x, by_column(g, 8, 12))),))
+    inexact = g.add_constant(np.random.default_rng(5).random((12, 6), np.float32), "inexact")
+    return g.add("matmul", (g.add("matmul", (hidden, inexact)), by_column(g, 6, 4)))
+
+
+def batches(g: Graph, x: str) -> str:
+    return g.add("matmul", (x, by_column(g, 2, 8, 9)))
+
+
+def in_blocks(depth: int, block: int) -> Callable[[Graph, str], str]:
+    def add(g: Graph, x: str) -> str:
+        wide = g.add("concat", [x] * (depth // 8), axis=2)
+        scale = scales(-(-depth // block) * 6).reshape(-1, 6)
+        w = steps(depth, 6) * np.repeat(scale, block, axis=0)[:depth]
+        return g.add("matmul", (wide, g.add_constant(w, "w")))
+
+    return add
+
+
+def convolution(layout: str) -> Callable[[Graph, str], str]:
+    def add(g: Graph, x: str) -> str:
+        shape = (1, 2, 5, 8) if layout == "NHWC" else (2, 5, 8, 1)
+        image = g.add("reshape", (x,), TensorType(shape))
+        channels = shape[3] if layout == "NHWC" else shape[1]
+        w = g.add_constant(steps(7, channels, 1, 1) * scales(7).reshape(7, 1, 1, 1), "w")
+        return g.add(
+            "conv2d",
+            (image, w),
+            strides=(1, 1),
+            padding=(0,) * 4,
+            dilation=(1, 1),
+            groups=1,
+            layout=layout,
+        )
+
+    return add
+
+
+def values(graph: Graph) -> np.ndarray:
+    x = np.random.default_rng(1).standard_normal((2, 5, 8)).astype(np.float32)
+    (value,) = graph.evaluate({graph.inputs[0]: x}, dtype="float64").values()
+    return value
+
+
+def stored(graph: Graph) -> list[tuple[int, ...]]:
+    arrays = graph.constants.values()
+    return sorted(array.shape for array in arrays if array.dtype == np.int8)
+
+
+@pytest.mark.parametrize(
+    ("network", "shapes"),
+    [
+        (mlp, [(8, 12)]),  # of six steps of k the scales would take as much as is saved
+        (batches, [(2, 8, 9)]),
+        (in_blocks(64, 16), [(64, 6)]),
+        (in_blocks(80, 32), [(80, 6)]),  # the last block is not whole
+        (convolution("NHWC"), [(7, 8, 1, 1)]),
+        (convolution("NCHW"), []),  # five channels
+    ],
+)
+def test_what_is_on_a_grid_is_kept_in_int8(
+    network: Callable[[Graph, str], str], shapes: list[tuple[int, ...]]
+) -> None:
+    graph = build(network)
+    after = byte_weights(graph).check()
+    assert stored(after) == shapes
+    assert after.outputs == graph.outputs
+    assert_close(values(after), values(graph), 1e-6)  # the weights' rounding is left out
+    if not shapes:
+        assert after is graph
+
+
+def test_the_two_operators_are_known_as_one_product() -> None:
+    after = byte_weights(build(mlp))
+    products = [scaled_product(after, op) for op in after.operators.values()]
+    assert products.count("matmul") == 1 and products.count(None) == len(products) - 1
+
+
+def test_a_product_that_would_be_slower_keeps_its_weights() -> None:
+    def cost(stage: Stage) -> float:
+        return 2.0 if any(i.type.dtype == "int8" for i in stage.inputs) else 1.0
+
+    def no_kernel(stage: Stage) -> float:
+        return inf if any(i.type.dtype == "int8" for i in stage.inputs) else 1.0
+
+    for price in (cost, no_kernel):
+        assert not stored(byte_weights(build(mlp), price))
