@@ -1,0 +1,58 @@
+"""A tensor that one stage quantizes and dequantizes stays in floats, with the same values.
+
+before: q = quantize(x, h, l) {uint8};  y = dequantize(q, s)
+after:  n = quantize(x, h, l) {float32}, without its zero point;  y = n * s
+
+If q is the result of a stage, it is stored in 8 bits, and the stages behind dequantize it. So the
+fusion search chooses for each tensor whether it is stored in 8 bits, stored in floats or not stored.
+It prices stages in the form of this module. A NaN stays one, where the cast would make an integer
+of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+
+
+def steps_in_floats(stage: Stage) -> Stage:
+    """The stage without dequantizations of what it quantizes itself."""
+    made: dict[str, Operator] = {}
+    types = dict(stage.types)
+    for op in stage.operators:
+        inner = made.get(op.inputs[0]) if op.kind == "dequantize" else None
+        if inner is None or inner.kind != "quantize":
+            made[op.output] = op
+            continue
+        steps = _steps(inner, op, types)
+        made[steps.output] = steps
+        types[steps.output] = steps.type
+        made[op.output] = Operator(
+            "multiply", (steps.output, op.inputs[1]), op.output, op.type, (), op.name
+        )
+    if len(made) == len(stage.operators):
+        return stage
+    return make_stage(_needed(stage, made), types, stage.constants)
+
+
+def _steps(quantize: Operator, dequantize: Operator, types: Mapping[str, TensorType]) -> Operator:
+    """The whole numbers that are dequantized, as floats."""
+    zero = quantize["zero"] - dequantize["zero"]
+    name = f"{quantize.output}_steps_{zero:g}"
+    while name in types and types[name].dtype != "float32":
+        name += "_"
+    attrs = make_attrs(min=quantize["min"], max=quantize["max"], zero=zero)
+    kind = TensorType(quantize.type.shape, "float32")
+    return replace(quantize, output=name, type=kind, attrs=attrs)
+
+
+def _needed(stage: Stage, made: Mapping[str, Operator]) -> list[Operator]:
+    """The operators on which the stage's result depends, in order."""
+    wanted, kept = {stage.output.output}, []
+    for op in reversed(made.values()):
+        if op.output in wanted:
+            wanted.update(op.inputs)
+            kept.append(op)
+    return kept[::-1]
