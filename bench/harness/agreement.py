@@ -43,6 +43,26 @@ def agree(
     }
 
 
+def losses(outputs: Mapping[str, Sequence[np.ndarray]], truth: str) -> dict[str, float]:
+    """By system: the root mean square of the difference from the outputs of ``truth``, over that of
+    these outputs; all outputs as one vector. Systems without such outputs are left out.
+    """
+    if truth not in outputs:
+        return {}
+    wanted = [x.shape for x in outputs[truth]]
+    exact = _vector(outputs[truth])
+    size = float(np.linalg.norm(exact)) or 1.0
+    return {
+        name: float(np.linalg.norm(_vector(made) - exact)) / size
+        for name, made in outputs.items()
+        if name != truth and [x.shape for x in made] == wanted
+    }
+
+
+def _vector(outputs: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([x.astype(np.float64).ravel() for x in outputs] or [np.zeros(0)])
+
+
 def _compare(
     actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float
 ) -> Agreement:

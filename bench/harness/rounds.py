@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .agreement import agree
+from .agreement import agree, losses
 from .process import Worker, WorkerError
 
 Progress = Callable[[str], None]
@@ -54,6 +54,7 @@ class Measurement:
         None  # largest |output - reference| over the reference's largest magnitude
     )
     disagrees: str | None = None  # why the outputs cannot be the same model's
+    loss: float | None = None  # relative error against the outputs of ``truth``
 
     @property
     def median(self) -> float:
@@ -118,6 +119,7 @@ def compare(
     peak: Contender | None = None,
     reference: str = "onnxruntime",
     tolerance: float = 1e-3,
+    truth: str = "",
     progress: Progress = lambda text: None,
 ) -> Comparison:
     """Loads, warms up, checks and times every candidate; one that fails is reported with its
@@ -128,6 +130,7 @@ def compare(
     - ``reference``: outputs are compared with those of this candidate, or of the first one that
       works if it is absent or fails
     - ``tolerance``: the allowed difference, relative to the largest magnitude
+    - ``truth``: the candidate from whose outputs the others' losses are counted, if it is there
     - ``peak``: a worker whose ``read`` answers the machine's FLOP/s; it is asked in the first,
       middle and last round
     """
@@ -137,7 +140,7 @@ def compare(
             for candidate in candidates:
                 progress(f"load {candidate.name}")
                 contest.load(candidate, warm, budget, Path(folder))
-            contest.check(Path(folder), reference, tolerance)
+            contest.check(Path(folder), reference, tolerance, truth)
         if peak:
             progress("measure the machine's peak")
             contest.open_peak(peak)
@@ -177,13 +180,15 @@ class _Contest:
         except WorkerError as error:
             self._fail(name, str(error))
 
-    def check(self, folder: Path, reference: str, tolerance: float) -> None:
+    def check(self, folder: Path, reference: str, tolerance: float, truth: str) -> None:
         outputs: dict[str, list[np.ndarray]] = {}
         for name in self._names:
             with np.load(folder / f"{name}.npz") as file:
                 outputs[name] = [file[key] for key in file.files]
         for name, seen in agree(outputs, reference, tolerance).items():
             self._update(name, difference=seen.difference, disagrees=seen.reason)
+        for name, loss in losses(outputs, truth).items():
+            self._update(name, loss=loss)
 
     def open_peak(self, peak: Contender) -> None:
         self._peak = Worker(peak.command)

@@ -15,9 +15,11 @@ verdict of ``gtco quantize`` on a model that is trained.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -26,6 +28,7 @@ from gtco.cli.arguments import positive
 from gtco.cli.console import say, status
 from gtco.support.errors import BuildError, ModelError
 
+from ..harness import machine
 from ..harness.by_model import every_model, parser
 from ..harness.quantizers import QUANTIZERS, installed, quantize
 from ..harness.rounds import Comparison, Contender, compare
@@ -37,6 +40,8 @@ MODELS = (
     *("detr-resnet50-e6", "segformer-b0"),
 )
 PEERS = ("onnxruntime", "openvino")
+FLOAT = "gtco:fp32"
+LOSSES = ("gtco", "onnxruntime", "openvino:nncf")  # the systems whose losses are shown
 OWN = {"onnxruntime:own": "onnxruntime", "openvino:nncf": "nncf"}  # a system, its quantizer
 
 
@@ -50,6 +55,8 @@ class Row:
     - ``difference``: the largest difference between the outputs of gtco and of ONNX Runtime on the
       same file, over the largest magnitude
     - ``disagrees``: why gtco's outputs cannot be those of the file; None if they can
+    - ``losses``: by system, the relative error of its outputs against the float model's, the root
+      mean square over that of the latter
     """
 
     model: str
@@ -59,6 +66,7 @@ class Row:
     size: float
     difference: float | None
     disagrees: str | None = None
+    losses: dict[str, float] = field(default_factory=dict)
 
     @property
     def gain(self) -> float:
@@ -80,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     for system, quantizer in OWN.items():
         if not installed(quantizer):
             say(f"note: {system} is not timed: pip install {quantizer}")
-    rows = every_model(options, shown)
+    rows = every_model(options, shown, partial(keep, options.threads))
     if len(rows) > 1:
         show(rows)
     for name, values in (
@@ -90,6 +98,12 @@ def main(argv: Sequence[str]) -> int:
         mean, least = statistics.geometric_mean(values), min(values)
         say(f"{name}: geometric mean {mean:.3f}, least {least:.3f}, over {len(rows)} models")
     return int(any(row.disagrees for row in rows))
+
+
+def keep(threads: int, file: Path, rows: Sequence[Row]) -> None:
+    """Writes the rows so far, and the machine on which they were read."""
+    found = {"machine": machine.describe(threads), "models": [asdict(row) for row in rows]}
+    file.write_text(json.dumps(found, indent=1))
 
 
 def shown(name: str, options: argparse.Namespace) -> list[Row]:
@@ -117,7 +131,7 @@ def measure(name: str, options: argparse.Namespace) -> Row:
                 raise BuildError(f"{name} cannot be compiled: {built.error}")
         chosen, failed = candidates(work, PEERS, options.threads)
         chosen[0] = Contender("gtco", {**chosen[0].job, "library": work.build.library})
-        chosen.append(Contender("gtco:fp32", {**chosen[0].job, "library": floats.build.library}))
+        chosen.append(Contender(FLOAT, {**chosen[0].job, "library": floats.build.library}))
         for system, quantizer in OWN.items():
             if not installed(quantizer):
                 continue
@@ -132,6 +146,7 @@ def measure(name: str, options: argparse.Namespace) -> Row:
             chosen,
             options.rounds,
             tolerance=QUANTIZED,
+            truth=FLOAT,
             progress=lambda text: update(f"{name}: {text}"),
         )
     sizes = [Path(built.library).stat().st_size for built in (work.build, floats.build)]
@@ -144,14 +159,16 @@ def _row(name: str, quantizer: str, seen: Comparison, failed: dict[str, str], si
     if "gtco" not in times or "gtco:fp32" not in times:
         raise BuildError(f"gtco could not run {name}: {failed}")
     ours = seen["gtco"]
-    return Row(name, quantizer, times, failed, size, ours.difference, ours.disagrees)
+    losses = {m.system: m.loss for m in seen.measurements if m.loss is not None}
+    return Row(name, quantizer, times, failed, size, ours.difference, ours.disagrees, losses)
 
 
 def show(rows: Sequence[Row]) -> None:
     systems = ("gtco", "gtco:fp32", *PEERS, *OWN)
     table = Table(title=f"int8, files of {rows[0].quantizer}; ms", title_justify="left")
     table.add_column("model")
-    headings = ("fp32 / int8", "best peer / gtco", "library", "difference")
+    losses = [f"loss, {system}" for system in LOSSES]
+    headings = ("fp32 / int8", "best peer / gtco", "library", *losses, "difference")
     for heading in (*systems, *headings):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -162,6 +179,7 @@ def show(rows: Sequence[Row]) -> None:
             f"{row.gain:.2f}",
             f"{ratio:.2f} {peer}",
             f"{row.size:.2f}",
+            *(f"{row.losses[s]:.1%}" if s in row.losses else "-" for s in LOSSES),
             "-" if row.difference is None else f"{row.difference:.1e}",
         )
     console().print(table)

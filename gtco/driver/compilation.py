@@ -253,6 +253,7 @@ class Compilation:
         from gtco.graph.lower.walk import lower
         from gtco.graph.rewrites.integer_products import integer_products
         from gtco.graph.rewrites.one_signedness import one_signedness
+        from gtco.graph.rewrites.padded_channels import padded_channels
         from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
         from gtco.graph.rewrites.quantizations import quantizations
         from gtco.graph.rewrites.quantized_concat import quantized_concat
@@ -280,7 +281,8 @@ class Compilation:
         rewrites = (split,)
         if not isinstance(machine, GpuTarget):
             rewrites = (
-                *(reciprocal_scales, quantizations, quantized_concat, quantized_pooling, split),
+                *(reciprocal_scales, quantizations, quantized_concat, quantized_pooling),
+                *(padded_channels, split),
             )
         graph = canonicalize(graph, rewrites=rewrites, failed=self.worked_around)
         graph.check()

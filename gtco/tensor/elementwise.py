@@ -369,7 +369,11 @@ _WHERE = ElementwiseOperator(
 )
 
 ELEMENTWISE_OPERATORS: dict[str, ElementwiseOperator] = {
-    row.name: row for row in (*_unary_rows(), *_binary_rows(), _MULTIPLY_PAIR, _QUANTIZE, _DEQUANTIZE, _WHERE)
+    row.name: row
+    for row in (
+        *(*_unary_rows(), *_binary_rows()),
+        *(_MULTIPLY_PAIR, _QUANTIZE, _DEQUANTIZE, _WHERE),
+    )
 }
 UNARY = frozenset(row.name for row in ELEMENTWISE_OPERATORS.values() if row.inputs == 1)
 BROADCASTING = frozenset(ELEMENTWISE_OPERATORS) - UNARY  # with two operands or three

@@ -5,9 +5,9 @@
 
 A tensor inside a stage has readers only in that stage, so DPOF cannot fuse an operator that two
 stages read. Movement costs no arithmetic: a kernel reads through its index map, so repeating it is
-free. A dequantization is copied too: three instructions read a quarter of the bytes. Other operators
-that compute are not copied. Neither is a cast to bfloat16, float16 or 8 bits, because its narrow
-result is the tensor to store.
+free. A dequantization is copied too: three instructions read a quarter of the bytes. Other
+operators that compute are not copied. Neither is a cast to bfloat16, float16 or 8 bits, because its
+narrow result is the tensor to store.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ before: q = quantize(x, h, l) {uint8};  y = dequantize(q, s)
 after:  n = quantize(x, h, l) {float32}, without its zero point;  y = n * s
 
 If q is the result of a stage, it is stored in 8 bits, and the stages behind dequantize it. So the
-fusion search chooses for each tensor whether it is stored in 8 bits, stored in floats or not stored.
-It prices stages in the form of this module. A NaN stays one, where the cast would make an integer
-of it.
+fusion search chooses for each tensor whether it is stored in 8 bits, in floats or not at all. It
+prices stages in the form of this module. A NaN stays one, where the cast would make an integer of
+it.
 """
 
 from __future__ import annotations

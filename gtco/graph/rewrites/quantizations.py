@@ -59,8 +59,8 @@ def _dequantize(graph: Graph, op: Operator) -> str | None:
             continue
         q, zero = found
         if graph.types[q].shape == op.type.shape and graph.types[scale].dtype == "float32":
-            made = op.output
-            return graph.add("dequantize", (q, scale), op.type, name=op.name, output=made, zero=zero)
+            named = {"name": op.name, "output": op.output}
+            return graph.add("dequantize", (q, scale), op.type, **named, zero=zero)
     return None
 
 
