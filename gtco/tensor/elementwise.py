@@ -340,20 +340,19 @@ _MULTIPLY_PAIR = ElementwiseOperator(
 )
 _QUANTIZE = ElementwiseOperator(
     "quantize",
-    3,
+    4,
     "f",
     special_functions.quantize,
     composite.quantize,
-    attrs=("min", "max", "zero"),
-    text="clip(round(multiply_pair(x, high, low)), min, max) + zero, in the output's dtype",
+    attrs=("min", "max"),
+    text="clip(round(multiply_pair(x, high, low)) + zero, min, max), in the output's dtype",
 )
 _DEQUANTIZE = ElementwiseOperator(
     "dequantize",
-    2,
+    3,
     "f",
-    special_functions.dequantize,
-    composite.dequantize,
-    attrs=("zero",),
+    _numpy(special_functions.dequantize),
+    _plain(lambda x, scale, zero: (x - zero) * scale),
     text="(x - zero) * scale, in the dtype of the scale",
 )
 _WHERE = ElementwiseOperator(

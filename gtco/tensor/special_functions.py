@@ -112,15 +112,15 @@ def multiply_pair(x: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarra
     return (x.astype(np.float64) * (high.astype(np.float64) + low)).astype(x.dtype)
 
 
-def quantize(op: Operator, x: Array, high: Array, low: Array) -> Array:
-    """x in whole steps of 1 / (high + low), within the operator's bounds, plus its zero point."""
-    steps = np.clip(np.rint(multiply_pair(x, high, low)), op["min"], op["max"])
-    return (steps + of_dtype(x, op["zero"])).astype(op.type.dtype)
+def quantize(op: Operator, x: Array, high: Array, low: Array, zero: Array) -> Array:
+    """x in whole steps of 1 / (high + low), plus a zero point, within the operator's bounds."""
+    steps = np.rint(multiply_pair(x, high, low)) + zero
+    return np.clip(steps, op["min"], op["max"]).astype(op.type.dtype)
 
 
-def dequantize(op: Operator, x: Array, scale: Array) -> Array:
+def dequantize(x: Array, scale: Array, zero: Array) -> Array:
     """The numbers that such steps stand for, in the dtype of the scale."""
-    return (x.astype(scale.dtype) - of_dtype(scale, op["zero"])) * scale
+    return (x.astype(scale.dtype) - zero) * scale
 
 
 def of_dtype(x: Array, value: float) -> Any:

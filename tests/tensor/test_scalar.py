@@ -24,8 +24,7 @@ ATTRIBUTES = {
     "clip": {"min": -0.5, "max": 1.25},
     "leaky_relu": {"alpha": 0.1},
     "elu": {"alpha": 0.7},
-    "quantize": {"min": -5.0, "max": 6.0, "zero": 3.0},
-    "dequantize": {"zero": 3.0},
+    "quantize": {"min": -5.0, "max": 6.0},
 }
 GATES = ("gelu", "gelu_tanh", "mish")
 POSITIVE = ("log", "sqrt", "rsqrt", "power")

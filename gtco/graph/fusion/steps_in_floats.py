@@ -1,7 +1,7 @@
 """A tensor that one stage quantizes and dequantizes stays in floats, with the same values.
 
-before: q = quantize(x, h, l) {uint8};  y = dequantize(q, s)
-after:  n = quantize(x, h, l) {float32}, without its zero point;  y = n * s
+before: q = quantize(x, h, l, z) {uint8};  y = dequantize(q, s, z)
+after:  n = quantize(x, h, l, z) {float32};  y = dequantize(n, s, z)
 
 If q is the result of a stage, it is stored in 8 bits, and the stages behind dequantize it. So the
 fusion search chooses for each tensor whether it is stored in 8 bits, in floats or not at all. It
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
 
 def steps_in_floats(stage: Stage) -> Stage:
@@ -26,26 +26,21 @@ def steps_in_floats(stage: Stage) -> Stage:
         if inner is None or inner.kind != "quantize":
             made[op.output] = op
             continue
-        steps = _steps(inner, op, types)
+        steps = _steps(inner, types)
         made[steps.output] = steps
         types[steps.output] = steps.type
-        made[op.output] = Operator(
-            "multiply", (steps.output, op.inputs[1]), op.output, op.type, (), op.name
-        )
+        made[op.output] = replace(op, inputs=(steps.output, *op.inputs[1:]))
     if len(made) == len(stage.operators):
         return stage
     return make_stage(_needed(stage, made), types, stage.constants)
 
 
-def _steps(quantize: Operator, dequantize: Operator, types: Mapping[str, TensorType]) -> Operator:
-    """The whole numbers that are dequantized, as floats."""
-    zero = quantize["zero"] - dequantize["zero"]
-    name = f"{quantize.output}_steps_{zero:g}"
-    while name in types and types[name].dtype != "float32":
+def _steps(quantize: Operator, types: Mapping[str, TensorType]) -> Operator:
+    """The same whole numbers, as floats."""
+    kind, name = TensorType(quantize.type.shape, "float32"), f"{quantize.output}_steps"
+    while name in types and types[name] != kind:
         name += "_"
-    attrs = make_attrs(min=quantize["min"], max=quantize["max"], zero=zero)
-    kind = TensorType(quantize.type.shape, "float32")
-    return replace(quantize, output=name, type=kind, attrs=attrs)
+    return replace(quantize, output=name, type=kind)
 
 
 def _needed(stage: Stage, made: Mapping[str, Operator]) -> list[Operator]:

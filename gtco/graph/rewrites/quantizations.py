@@ -1,16 +1,18 @@
 """Quantizing and dequantizing become one operator each.
 
 before: q = cast(clip(round(multiply_pair(x, h, l)) + z, 0, 255)) {uint8}
-after:  q = quantize(x, h, l), with min -z, max 255 - z, zero z
+after:  q = quantize(x, h, l, z), with min 0, max 255
 
 before: x = cast(cast(q) {int32} - z) {float32} * s
-after:  x = dequantize(q, s), with zero z
+after:  x = dequantize(q, s, z)
 
-The values are the same: sums of a zero point and a whole number within the bounds are exact. The
-fusion search would otherwise price stages that end in the middle of either.
+z is a float. The values are the same: whole numbers of this size are exact. The fusion search would
+otherwise price stages that end in the middle of either.
 """
 
 from __future__ import annotations
+
+import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by, scalar
@@ -40,16 +42,13 @@ def _quantize(graph: Graph, op: Operator) -> str | None:
         return None
     if max(abs(zero), abs(clip["min"]), abs(clip["max"])) > _LARGEST:
         return None
-    return graph.add(
-        "quantize",
-        pair.inputs,
-        op.type,
-        name=op.name,
-        output=op.output,
-        min=clip["min"] - zero,
-        max=clip["max"] - zero,
-        zero=zero,
-    )
+    inputs = (*pair.inputs, _constant(graph, zero))
+    named = {"name": op.name, "output": op.output}
+    return graph.add("quantize", inputs, op.type, **named, min=clip["min"], max=clip["max"])
+
+
+def _constant(graph: Graph, zero: float) -> str:
+    return graph.add_constant(numpy.array(zero, "float32"), "zero")
 
 
 def _dequantize(graph: Graph, op: Operator) -> str | None:
@@ -59,8 +58,8 @@ def _dequantize(graph: Graph, op: Operator) -> str | None:
             continue
         q, zero = found
         if graph.types[q].shape == op.type.shape and graph.types[scale].dtype == "float32":
-            named = {"name": op.name, "output": op.output}
-            return graph.add("dequantize", (q, scale), op.type, **named, zero=zero)
+            inputs = (q, scale, _constant(graph, zero))
+            return graph.add("dequantize", inputs, op.type, name=op.name, output=op.output)
     return None
 
 

@@ -1,7 +1,7 @@
 """The parts of a concatenation are quantized before they are laid together.
 
-before: q = quantize(concat(a, b), h, l)
-after:  q = concat(quantize(a, h, l), quantize(b, h, l))
+before: q = quantize(concat(a, b), h, l, z)
+after:  q = concat(quantize(a, h, l, z), quantize(b, h, l, z))
 
 The values are the same. The stages that make the parts store 8 bits instead of floats.
 """

@@ -1,7 +1,7 @@
 """A maximum over dequantized values is dequantized after it is found.
 
-before: y = max_pool2d(relu(dequantize(q, s)))
-after:  y = relu((max_pool2d(cast(q) {float32}) - z) * s)
+before: y = max_pool2d(relu(dequantize(q, s, z)))
+after:  y = relu(dequantize(max_pool2d(cast(q) {float32}), s, z))
 
 Dequantizing by a positive scale and relu never fall, and roundings keep the order of two values. So
 the maximum is that of the same element, and all values are the same. The pooling reads 8 bits, and
@@ -9,8 +9,6 @@ the rest is computed for its output alone.
 """
 
 from __future__ import annotations
-
-import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by, scalar
@@ -29,15 +27,12 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     steps = made_by(graph, tensor, "dequantize")
     if steps is None or graph.only_user(tensor) is None:
         return None
-    q, scale = steps.inputs
-    factor = scalar(graph, scale)
-    if factor is None or factor <= 0 or graph.types[scale].size != 1:
+    q, *numbers = steps.inputs
+    factor = scalar(graph, numbers[0])
+    if factor is None or factor <= 0 or any(graph.types[x].size != 1 for x in numbers):
         return None
     wide = graph.add("cast", (q,), steps.type, name=steps.name)
     y = graph.add("max_pool2d", (wide,), op.type, name=op.name, **dict(op.attrs))
-    if steps["zero"]:
-        zero = graph.add_constant(numpy.array(-steps["zero"], "float32"), "zero")
-        y = graph.add("add", (y, zero), op.type, name=steps.name)
     last = None if bounded else op.output
-    y = graph.add("multiply", (y, scale), op.type, name=steps.name, output=last)
+    y = graph.add("dequantize", (y, *numbers), op.type, name=steps.name, output=last)
     return graph.add("relu", (y,), op.type, name=op.name, output=op.output) if bounded else y

@@ -60,15 +60,9 @@ def clip(em: Emitter, op: Operator, x: Sequence[Expr], dtype: str) -> Expr:
 
 def quantize(em: Emitter, op: Operator, x: Sequence[Expr], dtype: str) -> Expr:
     """Whole numbers, as floats."""
-    value, high, low = em.let(x[0]), x[1], x[2]
-    steps = nearest(intrinsic("fma", value, high, value * low))
-    steps = vector_math.clamp(steps, op["min"], op["max"])
-    return steps + constant(steps, op["zero"]) if op["zero"] else steps
-
-
-def dequantize(em: Emitter, op: Operator, x: Sequence[Expr], dtype: str) -> Expr:
-    steps, scale = x
-    return (steps - constant(steps, op["zero"])) * scale if op["zero"] else steps * scale
+    value, (high, low, zero) = em.let(x[0]), x[1:]
+    steps = nearest(intrinsic("fma", value, high, value * low)) + zero
+    return vector_math.clamp(steps, op["min"], op["max"])
 
 
 def elu(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
