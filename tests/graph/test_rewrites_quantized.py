@@ -13,7 +13,6 @@ from gtco.graph.rewrites import canonicalize
 from gtco.graph.rewrites.one_signedness import one_signedness
 from gtco.graph.rewrites.padded_channels import padded_channels
 from gtco.graph.rewrites.quantizations import quantizations
-from gtco.graph.rewrites.quantized_concat import quantized_concat
 from gtco.graph.rewrites.quantized_pooling import quantized_pooling
 from gtco.graph.rewrites.reciprocal_scales import reciprocal, reciprocal_scales, same_steps
 from gtco.machine.target import TARGETS
@@ -142,21 +141,6 @@ def test_bytes_that_others_read_keep_their_signedness() -> None:
     assert one_signedness(unsigned, machine).dump() == unsigned.dump()
     without = quantized(0.037, 17, "int8")
     assert one_signedness(without, TARGETS["x86-64-v3"]).dump() == without.dump()
-
-
-def test_parts_are_quantized_before_a_concatenation() -> None:
-    def steps(g: Graph, x: str) -> str:
-        whole = g.add("concat", (x, g.add("relu", (x,))), axis=1)
-        pair = [number(g, 3.0), number(g, 1e-8), number(g, 9.0)]
-        made = TensorType((7, 600), "uint8")
-        return g.add("quantize", (whole, *pair), made, min=0.0, max=255.0)
-
-    before = build(steps, SHAPE)
-    after = quantized_concat(before).check()
-    found = after.histogram()
-    assert found["quantize"] == 2 and after.producer("quantize").kind == "concat"
-    x = {"x": drawn(0.33, fresh_seed())}
-    np.testing.assert_array_equal(after.evaluate(x)["y"], before.evaluate(x)["y"])
 
 
 @pytest.mark.parametrize("scale", [0.37, -0.37])
