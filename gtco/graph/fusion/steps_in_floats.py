@@ -46,7 +46,7 @@ def _steps(quantize: Operator, types: Mapping[str, TensorType]) -> Operator:
 def _needed(stage: Stage, made: Mapping[str, Operator]) -> list[Operator]:
     """The operators on which the stage's result depends, in order."""
     wanted, kept = {stage.output.output}, []
-    for op in reversed(made.values()):
+    for op in reversed(list(made.values())):
         if op.output in wanted:
             wanted.update(op.inputs)
             kept.append(op)
