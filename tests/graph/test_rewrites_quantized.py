@@ -15,6 +15,7 @@ from gtco.graph.rewrites.padded_channels import padded_channels
 from gtco.graph.rewrites.quantizations import quantizations
 from gtco.graph.rewrites.quantized_pooling import quantized_pooling
 from gtco.graph.rewrites.reciprocal_scales import reciprocal, reciprocal_scales, same_steps
+from gtco.machine.aarch64 import ARM_TARGETS
 from gtco.machine.target import TARGETS
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType, make_stage
@@ -125,6 +126,15 @@ def test_one_signedness(zero: int, moved: int) -> None:
     assert {t.dtype for t in after.types.values()} == {"float32", "int32", "uint8"}
     (found,) = (o for o in operators(after).operators.values() if o.kind == "dequantize")
     assert operators(after).constants[found.inputs[2]] == moved
+    given = {"x": drawn(0.037, fresh_seed())}
+    np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
+
+
+def test_one_signedness_on_aarch64() -> None:
+    """uint8 becomes int8 where SDOT multiplies."""
+    before = quantized(0.037, 17, "uint8")
+    after = one_signedness(before, ARM_TARGETS["neoverse-n1"]).check()
+    assert {t.dtype for t in after.types.values()} == {"float32", "int32", "int8"}
     given = {"x": drawn(0.037, fresh_seed())}
     np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
 
