@@ -88,18 +88,23 @@ def installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
+def made(quantizer: str, model: Path, folder: Path) -> Path:
+    """The place of the file of ``quantizer`` for ``model``."""
+    return folder / f"{model.stem}.{quantizer}-int8.onnx"
+
+
 def quantize(quantizer: str, model: Path, count: int, folder: Path) -> Path:
     """The file of ``quantizer`` for ``model``, made of ``count`` samples; kept in ``folder``.
     Raises ``ModelError`` with the quantizer's own words if it fails.
     """
-    made = folder / f"{model.stem}.{quantizer}-int8.onnx"
-    if not made.exists():
-        part = made.with_suffix(".part.onnx")
+    file = made(quantizer, model, folder)
+    if not file.exists():
+        part = file.with_suffix(".part.onnx")
         try:
             QUANTIZERS[quantizer](model, samples(model, count), part)
-            part.replace(made)
+            part.replace(file)
         except Exception as error:  # of whatever kind the quantizer raises
             raise ModelError(f"{quantizer} cannot quantize {model}: {error}") from error
         finally:
             part.unlink(missing_ok=True)
-    return made
+    return file

@@ -1,7 +1,9 @@
-"""The tables of docs/results.md and docs/benchmarks.md, written from one run of ``end_to_end``.
+"""The tables of docs/results.md and docs/benchmarks.md, written from one run of ``end_to_end``, and
+that of docs/int8.md, from one run of ``int8``.
 
 ``python -m bench readme build/bench/end_to_end.json [docs/results.md]``
 ``python -m bench readme --table peers build/bench/wide.json [docs/benchmarks.md]``
+``python -m bench readme --table int8 build/bench/int8.json [docs/int8.md]``
 
 Every number of a section comes from that one file, so that no column is of another run and no row
 is left out. The former is between the ``results`` marks; that of the best peers has marks for
@@ -22,6 +24,7 @@ from typing import Any
 from ..harness import ahead
 from ..harness.ahead import Row
 from ..harness.peers import SETTINGS, peer_of
+from . import int8_table
 from .end_to_end import FIVE, WIDER
 
 TITLES = {
@@ -36,22 +39,22 @@ NAMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch"
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench readme", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("json", type=Path, help="what end_to_end --json wrote")
+    parser.add_argument("json", type=Path, help="what end_to_end --json or int8 --json wrote")
     parser.add_argument("file", type=Path, nargs="?", help="rewritten between its marks")
     parser.add_argument(
         "--table",
-        choices=("results", "peers"),
+        choices=("results", "peers", "int8"),
         default="results",
-        help="that of docs/results.md (default), or the best peer of each model",
+        help="that of docs/results.md (default), the best peer of each model, or that of int8",
     )
     options = parser.parse_args(argv)
     try:
         run = json.loads(options.json.read_text())
-        text = section(run) if options.table == "results" else best_peers(run)
+        text = TABLES[options.table](run)
         if options.file is None:
             print(text)
         else:
-            known = "" if options.table == "results" else f" {precision_of(run)}"
+            known = f" {precision_of(run)}" if options.table == "peers" else ""
             replace(options.file, text, options.table + known)
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
@@ -258,6 +261,8 @@ def _conditions(models: Sequence[Row]) -> Iterator[str]:
     largest = max(system.get("difference") or 0.0 for system in ours)
     yield f"gtco's outputs agree with ONNX Runtime's to {largest:.0e} of their magnitude."
 
+
+TABLES = {"results": section, "peers": best_peers, "int8": int8_table.section}
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

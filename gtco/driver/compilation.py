@@ -253,16 +253,19 @@ class Compilation:
         """The graph as it was lowered -> the canonical graph, channels last."""
         from gtco.graph.layout import channels_last
         from gtco.graph.rewrites.integer_products import integer_products
+        from gtco.graph.rewrites.one_signedness import one_signedness
+        from gtco.graph.rewrites.padded_channels import padded_channels
         from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
+        from gtco.graph.rewrites.quantizations import quantizations
+        from gtco.graph.rewrites.quantized_pooling import quantized_pooling
         from gtco.graph.rewrites.reciprocal_scales import reciprocal_scales
         from gtco.graph.rewrites.split_reductions import split_reductions
-        from gtco.graph.rewrites.steps_in_floats import steps_in_floats
 
         check_sizes(graph)
         self.dump("2-lowered.txt", graph.dump())
 
         def integers(graph: Graph) -> Graph:
-            return integer_products(graph, machine)
+            return integer_products(one_signedness(graph, machine), machine)
 
         rewrites: tuple[Rewrite, ...] = (integers, *PIPELINE)
         graph = canonicalize(graph, rewrites=rewrites, failed=self.worked_around)
@@ -274,7 +277,10 @@ class Compilation:
 
         rewrites = (split,)
         if not isinstance(machine, GpuTarget):
-            rewrites = (steps_in_floats, reciprocal_scales, split)
+            rewrites = (
+                *(reciprocal_scales, quantizations, quantized_pooling, padded_channels),
+                split,
+            )
         graph = canonicalize(graph, rewrites=rewrites, failed=self.worked_around)
         graph.check()
         self.dump("4-layout.txt", graph.dump())

@@ -46,8 +46,10 @@ def infer_type(
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), "bool")
     if kind == "where":
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), inputs[1].dtype)
-    if kind == "cast":
+    if kind in ("cast", "quantize"):
         pass
+    elif kind == "dequantize":
+        return TensorType(broadcast_shapes(*(i.shape for i in inputs)), inputs[1].dtype)
     elif row is not None:
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), inputs[0].dtype)
     elif kind in _SAME:

@@ -338,6 +338,23 @@ _MULTIPLY_PAIR = ElementwiseOperator(
     _plain(lambda x, high, low: arithmetic.intrinsic("fma", x, high, x * low)),
     text="x * (high + low): a factor of twice the precision, in two parts; rounded once",
 )
+_QUANTIZE = ElementwiseOperator(
+    "quantize",
+    4,
+    "f",
+    special_functions.quantize,
+    composite.quantize,
+    attrs=("min", "max"),
+    text="clip(round(multiply_pair(x, high, low)) + zero, min, max), in the output's dtype",
+)
+_DEQUANTIZE = ElementwiseOperator(
+    "dequantize",
+    3,
+    "f",
+    _numpy(special_functions.dequantize),
+    _plain(lambda x, scale, zero: (x - zero) * scale),
+    text="(x - zero) * scale, in the dtype of the scale",
+)
 _WHERE = ElementwiseOperator(
     "where",
     3,
@@ -351,7 +368,11 @@ _WHERE = ElementwiseOperator(
 )
 
 ELEMENTWISE_OPERATORS: dict[str, ElementwiseOperator] = {
-    row.name: row for row in (*_unary_rows(), *_binary_rows(), _MULTIPLY_PAIR, _WHERE)
+    row.name: row
+    for row in (
+        *(*_unary_rows(), *_binary_rows()),
+        *(_MULTIPLY_PAIR, _QUANTIZE, _DEQUANTIZE, _WHERE),
+    )
 }
 UNARY = frozenset(row.name for row in ELEMENTWISE_OPERATORS.values() if row.inputs == 1)
 BROADCASTING = frozenset(ELEMENTWISE_OPERATORS) - UNARY  # with two operands or three

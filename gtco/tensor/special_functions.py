@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from gtco.tensor.stage import Operator
+
 Array = np.ndarray
 
 # Rational approximations of erf on [0, 1] and of erfc on [1, 8] (Cody, Math. Comp. 23, 1969; the
@@ -108,6 +110,17 @@ def divide(a: Array, b: Array) -> Array:
 def multiply_pair(x: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
     """x * (high + low), in float64 and rounded once to x's dtype."""
     return (x.astype(np.float64) * (high.astype(np.float64) + low)).astype(x.dtype)
+
+
+def quantize(op: Operator, x: Array, high: Array, low: Array, zero: Array) -> Array:
+    """x in whole steps of 1 / (high + low), plus a zero point, within the operator's bounds."""
+    steps = np.rint(multiply_pair(x, high, low)) + zero
+    return np.clip(steps, op["min"], op["max"]).astype(op.type.dtype)
+
+
+def dequantize(x: Array, scale: Array, zero: Array) -> Array:
+    """The numbers that such steps stand for, in the dtype of the scale."""
+    return (x.astype(scale.dtype) - zero) * scale
 
 
 def of_dtype(x: Array, value: float) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import onnx
@@ -10,8 +11,10 @@ import pytest
 from onnx import helper, numpy_helper
 
 from bench.harness import quantizers, suite
+from bench.harness.agreement import losses
 from bench.harness.build import Build
 from bench.harness.workload import Workload
+from bench.models import readme
 from bench.models.int8 import Row
 from gtco.support.errors import ModelError
 
@@ -62,3 +65,36 @@ def test_the_best_peer_is_the_fastest_on_any_file():
     times = {"gtco": 2.0, "gtco:fp32": 5.0, "onnxruntime": 4.0, "openvino": 3.5}
     row = Row("m", "gtco", {**times, "openvino:nncf": 3.0}, {}, 0.27, 0.01)
     assert row.gain == 2.5 and row.best == (1.5, "openvino:nncf")
+
+
+def test_a_loss_is_relative_to_the_outputs_of_the_float_model():
+    true = [np.array([3.0, 4.0]), np.array([12.0])]
+    near = [np.array([3.0, 4.0]), np.array([13.3])]
+    outputs = {"f": true, "a": near, "b": true, "other": [np.zeros(3)]}
+    assert losses(outputs, "f") == {"a": pytest.approx(0.1), "b": 0.0}
+    assert losses(outputs, "missing") == {}
+
+
+def test_the_table_of_int8_is_written_from_one_run(tmp_path, capsys):
+    times = {"gtco": 2.0, "gtco:fp32": 5.0, "onnxruntime": 4.0, "openvino:nncf": 1.0}
+    rows = [
+        Row("a", "gtco", times, {}, 0.27, 0.01, None, {"gtco": 0.031, "onnxruntime": 0.032}),
+        Row("b", "gtco", {**times, "openvino:nncf": 4.0}, {}, 0.3, 0.01),
+    ]
+    about = {
+        **{"cpu": "Some CPU", "cores": 2, "threads": 2, "date": "2026-01-02T03:04:05"},
+        "versions": {"onnxruntime": "1.0", "openvino": None},
+    }
+    run, page = tmp_path / "run.json", tmp_path / "page.md"
+    run.write_text(json.dumps({"machine": about, "models": [asdict(row) for row in rows]}))
+    page.write_text("before\n<!-- int8 -->\nold\n<!-- /int8 -->\nafter\n")
+    assert readme.main(["--table", "int8", str(run), str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    row = "| a | 2.00 | 5.00 | 4.00 | - | 1.00 | 2.50 | 0.50 | 0.27 | 3.1% | 3.2% | - | - |"
+    assert row in text.splitlines()
+    mean = "best peer / gtco: 1.00 in the geometric mean of 2 models, least a 0.50."
+    assert mean in " ".join(text.split())
+    mixed = [asdict(replace(rows[0], quantizer=q)) for q in ("gtco", "nncf")]
+    run.write_text(json.dumps({"machine": about, "models": mixed}))
+    assert readme.main(["--table", "int8", str(run)]) == 1

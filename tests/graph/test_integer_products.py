@@ -90,6 +90,7 @@ TAKEN = {
     "conv": conv("uint8", 119, "0,0,0,0"),
     "padded conv": conv("uint8", 119, "1,0,2,1"),
     "padded conv of int8": conv("int8", 0, "1,1,1,1"),
+    "padded conv with zeros": conv("uint8", 0, "1,0,2,1"),
     "groups": conv("uint8", 11, "0,0,0,0", 3, 60),
     "uint8, int8": integer("uint8", 7, "int8", 0),
     "int8, int8": integer("int8", -128, "int8", 0),

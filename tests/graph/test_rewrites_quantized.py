@@ -7,12 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from gtco.graph.fusion.steps_in_floats import steps_in_floats
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites import canonicalize
+from gtco.graph.rewrites.one_signedness import one_signedness
+from gtco.graph.rewrites.padded_channels import padded_channels
+from gtco.graph.rewrites.quantizations import quantizations
+from gtco.graph.rewrites.quantized_pooling import quantized_pooling
 from gtco.graph.rewrites.reciprocal_scales import reciprocal, reciprocal_scales, same_steps
-from gtco.graph.rewrites.steps_in_floats import steps_in_floats
+from gtco.machine.aarch64 import ARM_TARGETS
+from gtco.machine.target import TARGETS
 from gtco.tensor.reference import evaluate
-from gtco.tensor.stage import Operator, TensorType
+from gtco.tensor.stage import Operator, TensorType, make_stage
 from tests.graphs import build, number
 from tests.kernels import fresh_seed
 
@@ -45,6 +51,10 @@ def quantized(
     return graph.check()
 
 
+def operators(graph: Graph) -> Graph:
+    return quantizations(reciprocal_scales(graph)).check()
+
+
 def drawn(scale: float, seed: int) -> np.ndarray:
     """Values around the middle of two steps, the extremes, and infinities."""
     print(f"seed {seed}")
@@ -58,21 +68,107 @@ def drawn(scale: float, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("offset", [None, 5])
-def test_no_casts_between_quantizing_and_dequantizing(dtype: str, offset: int | None) -> None:
+def test_quantizing_and_dequantizing_are_one_operator_each(dtype: str, offset: int | None) -> None:
     before = quantized(0.037, 17, dtype, offset=offset)
-    after = steps_in_floats(before).check()
-    assert "cast" not in after.histogram() and before.histogram()["cast"] == 3
+    after = operators(before)
+    assert after.histogram() == {"quantize": 1, "dequantize": 1}
     given = {"x": drawn(0.037, fresh_seed())}
     np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
 
 
-def test_bytes_that_others_read_stay() -> None:
+@pytest.mark.parametrize("offset", [None, 5])
+def test_no_casts_in_a_stage_that_quantizes_and_dequantizes(offset: int | None) -> None:
+    """Its 8 bits are gone; its values are the same."""
+    graph = operators(quantized(0.037, 17, "uint8", offset=offset))
+    stage = steps_in_floats(make_stage(graph.operators.values(), graph.types, graph.constants))
+    assert [op.kind for op in stage.operators] == ["quantize", "dequantize"]
+    assert {op.type.dtype for op in stage.operators} == {"float32"}
+    values = {**graph.constants, "x": drawn(0.037, fresh_seed())}
+    for op in stage.operators:
+        values[op.output] = evaluate(op, *(values[x] for x in op.inputs))
+    np.testing.assert_array_equal(values["y"], graph.evaluate({"x": values["x"]})["y"])
+
+
+def test_bytes_that_a_product_reads_stay() -> None:
+    """Of a stage that quantizes for a product and dequantizes too. One that ends with 8 bits, and
+    one that begins with them, stay as they are.
+    """
+    graph = operators(quantized(0.037, 17, "uint8"))
+    first, last = graph.operators.values()
+    for op in (first, last):
+        alone = make_stage([op], graph.types, graph.constants)
+        assert steps_in_floats(alone) == alone
+    w = graph.add_constant(np.ones((300, 4), np.int8))
+    product = graph.add("matmul", (first.output, w), TensorType((7, 4), "int32"))
+    wide = graph.add("cast", (product,), TensorType((7, 4)))
+    sums = graph.add("sum", (last.output,), TensorType((7, 1)), axes=(1,), keepdims=True)
+    graph.add("add", (wide, sums), TensorType((7, 4)), output="z")
+    stage = make_stage(graph.operators.values(), graph.types, graph.constants)
+    found = [op.type.dtype for op in steps_in_floats(stage).operators if op.kind == "quantize"]
+    assert sorted(found) == ["float32", "uint8"]
+
+
+def test_quantizations_that_stay_arithmetic() -> None:
+    """By a division, and of values that are not rounded."""
+    divided = quantized(1e-30, 3, "uint8")
+    assert "quantize" not in operators(divided).histogram()
+    unrounded = quantized(0.037, 3, "uint8")
+    (rounding,) = (o for o in unrounded.operators.values() if o.kind == "round")
+    unrounded.put(Operator("floor", rounding.inputs, rounding.output, rounding.type))
+    assert "quantize" not in operators(unrounded).histogram()
+
+
+@pytest.mark.parametrize(("zero", "moved"), [(17, 145), (-128, 0), (0, 128)])
+def test_one_signedness(zero: int, moved: int) -> None:
+    """int8 becomes uint8 where VPDPBUSD multiplies: the same values, no int8 left."""
+    before = quantized(0.037, zero, "int8")
+    after = one_signedness(before, TARGETS["icelake-server"]).check()
+    assert {t.dtype for t in after.types.values()} == {"float32", "int32", "uint8"}
+    (found,) = (o for o in operators(after).operators.values() if o.kind == "dequantize")
+    assert operators(after).constants[found.inputs[2]] == moved
+    given = {"x": drawn(0.037, fresh_seed())}
+    np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
+
+
+def test_one_signedness_on_aarch64() -> None:
+    """uint8 becomes int8 where SDOT multiplies."""
+    before = quantized(0.037, 17, "uint8")
+    after = one_signedness(before, ARM_TARGETS["neoverse-n1"]).check()
+    assert {t.dtype for t in after.types.values()} == {"float32", "int32", "int8"}
+    given = {"x": drawn(0.037, fresh_seed())}
+    np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
+
+
+def test_bytes_that_others_read_keep_their_signedness() -> None:
     def read(graph: Graph, q: str) -> None:
         graph.add("identity", (q,), output="q")
         graph.outputs = ("y", "q")
 
-    before = quantized(0.037, 17, "uint8", more=read)
-    assert steps_in_floats(before).dump() == before.dump()
+    machine = TARGETS["icelake-server"]
+    before = quantized(0.037, 17, "int8", more=read)
+    assert one_signedness(before, machine).dump() == before.dump()
+    unsigned = quantized(0.037, 17, "uint8")
+    assert one_signedness(unsigned, machine).dump() == unsigned.dump()
+    without = quantized(0.037, 17, "int8")
+    assert one_signedness(without, TARGETS["x86-64-v3"]).dump() == without.dump()
+
+
+@pytest.mark.parametrize("scale", [0.37, -0.37])
+def test_a_maximum_is_found_before_it_is_dequantized(scale: float) -> None:
+    """A negative scale turns the order around, so the maximum stays behind it."""
+    kind = TensorType((2, 9, 8, 3))
+    before = Graph(("q",), ("y",), {"q": TensorType(kind.shape, "uint8")})
+    numbers = number(before, scale), number(before, 100.0)
+    x = before.add("dequantize", ("q", *numbers), kind)
+    window = dict(kernel=(3, 3), strides=(2, 2), padding=(1, 1, 1, 1), dilation=(1, 1))
+    before.add(
+        "max_pool2d", (before.add("relu", (x,)),), TensorType((2, 5, 4, 3)), output="y",
+        layout="NHWC", **window,
+    )  # fmt: skip
+    after = quantized_pooling(before).check()
+    assert (after.only_user("q").kind == "cast") == (scale > 0)
+    given = {"q": np.random.default_rng(fresh_seed()).integers(0, 256, kind.shape).astype(np.uint8)}
+    np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
 
 
 @pytest.mark.parametrize("scale", [0.037, 0.25, 1.0, 3.1e-4, 7.77e5])
@@ -140,3 +236,26 @@ def test_what_becomes_whole_keeps_its_last_bit(shows: str) -> None:
     x = {"x": np.random.default_rng(5).uniform(-9e3, 9e3, (7, 300)).astype(np.float32)}
     (wanted,) = graph.evaluate(x).values()
     np.testing.assert_array_equal(canonicalize(graph).evaluate(x)["y"], wanted)
+
+
+def test_channels_are_padded_to_whole_steps() -> None:
+    """Of an image of 3 channels; a 1x1 convolution and one of 5 channels stay."""
+
+    def convolution(channels: int, size: int) -> Graph:
+        shape = (1, 8 + size, 7 + size, channels)
+        graph = Graph(("q",), ("y",), {"q": TensorType(shape, "uint8")})
+        drawn = np.random.default_rng(1).integers(-128, 128, (4, channels, size, size))
+        w = graph.add_constant(drawn.astype(np.int8), "w")
+        window = dict(strides=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1)
+        made = TensorType((1, 9, 8, 4), "int32")
+        graph.add("conv2d", ("q", w), made, output="y", layout="NHWC", **window)
+        return graph
+
+    before = convolution(3, 3)
+    after = padded_channels(before).check()
+    assert after.histogram() == {"pad": 1, "conv2d": 1}
+    q = np.random.default_rng(fresh_seed()).integers(0, 256, before.types["q"].sizes)
+    given = {"q": q.astype(np.uint8)}
+    np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
+    for stays in (convolution(3, 1), convolution(5, 3)):
+        assert padded_channels(stays).dump() == stays.dump()

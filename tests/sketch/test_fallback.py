@@ -74,6 +74,7 @@ UNARY_ATTRS = {
     "clip": {"min": -0.5, "max": 0.7},
     "leaky_relu": {"alpha": 0.1},
     "elu": {"alpha": 0.8},
+    "quantize": {"min": -5.0, "max": 6.0},
 }
 
 

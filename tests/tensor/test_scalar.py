@@ -24,6 +24,7 @@ ATTRIBUTES = {
     "clip": {"min": -0.5, "max": 1.25},
     "leaky_relu": {"alpha": 0.1},
     "elu": {"alpha": 0.7},
+    "quantize": {"min": -5.0, "max": 6.0},
 }
 GATES = ("gelu", "gelu_tanh", "mish")
 POSITIVE = ("log", "sqrt", "rsqrt", "power")
@@ -71,7 +72,7 @@ def make(kind: str, dtype: str, seed: int) -> tuple[Operator, list[np.ndarray]]:
             x = rng.standard_normal(SIZE) * 3
             if kind in ("asin", "acos", "atanh"):
                 x = rng.uniform(-1, 1, SIZE)
-            elif kind == "multiply_pair" and i == 2:
+            elif kind in ("multiply_pair", "quantize") and i == 2:
                 x *= 2.0**-24  # the lower part of a factor
             elif kind in POSITIVE and i == 0:
                 x = np.abs(x)

@@ -52,6 +52,7 @@ import networkx
 
 from gtco.graph.fusion.cone import Cone, Members
 from gtco.graph.fusion.patterns import extend_path, fusable
+from gtco.graph.fusion.steps_in_floats import steps_in_floats
 from gtco.graph.graph import Graph
 from gtco.support.errors import UnsupportedError
 from gtco.tensor.operators import is_anchor
@@ -71,13 +72,16 @@ Possible = Callable[[tuple[str, ...]], bool]
 
 @dataclass
 class Pricer:
-    """``cost`` with a memo: identical stages are priced once."""
+    """``cost`` with a memo: identical stages are priced once, in the form in which they are
+    compiled.
+    """
 
     cost: Cost
     memo: dict[str, float] = field(default_factory=dict)
     elapsed: float = 0.0
 
     def __call__(self, stage: Stage) -> float:
+        stage = steps_in_floats(stage)
         key = stage.key
         if key not in self.memo:
             start = time.perf_counter()

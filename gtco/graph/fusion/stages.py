@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from gtco.graph.fusion.dpof import Cost, Floor, Possible, Pricer, Search
 from gtco.graph.fusion.duplicate import copied_in_vain, duplicate_movement
+from gtco.graph.fusion.steps_in_floats import steps_in_floats
 from gtco.graph.fusion.take_apart import kinds_of_attention, taken_apart
 from gtco.graph.graph import Graph
 from gtco.support.errors import UnsupportedError
@@ -109,7 +110,7 @@ def partition(
     priced, cost_elapsed = len(pricer.memo), pricer.elapsed
     search = Search(graph, pricer, floor, possible, max_operators, max_candidates)
     chosen = search.select_schedule()
-    stages = tuple(chosen)
+    stages = tuple(map(steps_in_floats, chosen))
     costs = tuple(pricer(stage) for stage in stages)
     return Partition(
         stages,

@@ -102,7 +102,7 @@ def _integer(
     padded with a zero point that is not constant.
     """
     attrs = dict(op.attrs)
-    padded = op.kind == "conv2d" and any(op["padding"])
+    padded = op.kind == "conv2d" and any(op["padding"])  # with zeros, if the zero point is 0
     value = 0 if a.zero is None else _scalar_value(graph, a.zero)
     if padded and value is None:
         return None
@@ -112,8 +112,7 @@ def _integer(
         q = _shifted(graph, q, wanted, shift)
         value = None if value is None else value + shift
         zero = None if value is not None else _sum(graph, a.zero, shift)
-    if padded:
-        assert value is not None
+    if padded and value:
         q = _padded(graph, op, q, value)
         attrs["padding"] = (0, 0, 0, 0)
     product = graph.add(

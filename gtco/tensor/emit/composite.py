@@ -13,7 +13,17 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor.emit import vector_math
-from gtco.tensor.emit.arithmetic import absolute, expm1, extern_erf, is_float, is_nan, libm, log1p
+from gtco.tensor.emit.arithmetic import (
+    absolute,
+    expm1,
+    extern_erf,
+    intrinsic,
+    is_float,
+    is_nan,
+    libm,
+    log1p,
+    nearest,
+)
 from gtco.tensor.emit.emitter import Emitter, Expr
 from gtco.tensor.emit.vector_math import LN2, constant
 from gtco.tensor.stage import Operator
@@ -46,6 +56,13 @@ def clip(em: Emitter, op: Operator, x: Sequence[Expr], dtype: str) -> Expr:
     bounds = np.iinfo(dtype)
     low, high = int(max(low, bounds.min)), int(min(high, bounds.max))
     return T.min(constant(x[0], high), T.max(constant(x[0], low), x[0]))
+
+
+def quantize(em: Emitter, op: Operator, x: Sequence[Expr], dtype: str) -> Expr:
+    """Whole numbers, as floats."""
+    value, (high, low, zero) = em.let(x[0]), x[1:]
+    steps = nearest(intrinsic("fma", value, high, value * low)) + zero
+    return vector_math.clamp(steps, op["min"], op["max"])
 
 
 def elu(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
