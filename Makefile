@@ -1,5 +1,5 @@
 # make demo   exports ViT-Tiny/16 to ONNX, compiles it, checks it against ONNX Runtime, prints both latencies
-# make test   ruff, mypy and the whole test suite (what .ci/run calls), in TEST_PROCESSES (2) of 1 to 2 GB each
+# make test   ruff, mypy and the whole test suite (what .ci/run calls), in TEST_PROCESSES (2) of 2 to 3 GB each
 # make lint   ruff and mypy alone
 # make check-models  the whole family: compiled, compared, raced, its fallback stages; JSON in build/. An hour or so:
 #             make check-models CHECK_FLAGS="--no-peers --part 1/4" takes a share of it

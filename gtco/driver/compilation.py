@@ -301,12 +301,13 @@ class Compilation:
             narrow = GPU_PRECISIONS[self.options.precision]
             graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
             graph = fold_constants(graph).check()
-        # by predictions alone: what was measured by chance does not decide about a library's size
-        base = policy.policy
         if self.backend.widens_bytes:
+            # by predictions alone: what was measured by chance does not decide about a library's
+            # size, which is what weights of 8 bits are for
+            base = policy.policy
             graph = byte_weights(graph, base.predict, base.floor).check()
         if self.float16:
-            graph = half_weights(graph, base.predict, base.floor).check()
+            graph = half_weights(graph, policy.predict, policy.floor).check()
         if graph is not given:
             if self.shared is not None:  # the weights in their new formats
                 self.shared.unite(graph)

@@ -96,7 +96,8 @@ def test_half_of_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert half.report.weights_bytes < 0.6 * plain.report.weights_bytes
     formats = half.metadata["weights_by_dtype"]
     assert 0.9 * half.report.weights_bytes < sum(formats.values()) <= half.report.weights_bytes
-    assert formats["float16"] > 4 * formats["float32"]
+    # a product that is predicted to be slower keeps its weights
+    assert formats["float16"] > 2 * formats["float32"]
     library = str(half.save(tmp_path / "half.so"))
     assert cli.main(["inspect", library, "--no-profile"]) == 0
     assert f"kB float16, {size(formats['float32'])} float32" in capsys.readouterr().out

@@ -188,7 +188,7 @@ def test_a_rewrite_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.parametrize(
     ("where", "phase", "error"),
     [
-        ("gtco.graph.lower.walk.lower", "simplify", KeyError("x")),
+        ("gtco.graph.lower.walk.lower", "read", KeyError("x")),
         ("gtco.graph.layout.channels_last", "simplify", RecursionError("deep")),
         ("gtco.graph.fusion.stages.fuse", "fuse", AssertionError()),
         ("gtco.driver.compilation.generate", "generate", KeyError("x")),
