@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
     output = options.output or here(options.model, ".int8.onnx")
     check_output(options.model, output)
     if options.weights_only:
-        return quantize_weights(options, output)
+        return weights_only(options, output)
     if options.data is None:
         raise OptionError(
             "quantizing activations needs samples: give --data images.npz, or --weights-only"
@@ -82,7 +82,7 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def quantize_weights(options: argparse.Namespace, output: Path) -> int:
+def weights_only(options: argparse.Namespace, output: Path) -> int:
     """The command with ``--weights-only``."""
     given = arguments.quantization(options)
     names = [f"--{name.replace('_', '-')}" for name in given if name != "exclude"]

@@ -78,7 +78,9 @@ def refusal(dims: Mapping[str, Any], way: Dims, reason: ShapeError) -> ShapeErro
 
 
 def _too_many(way: Dims) -> str:
-    """What is too many, how many are possible, and coarser steps with which it fits."""
+    """Says how many sizes each dimension has and how many a library may have, and names coarser
+    steps with which they fit.
+    """
     several = {key: sizes for key, sizes in listed(way).items() if len(sizes) > 1}
     most, found = _most(way), range_of(way)
     counts = " and ".join(f"{key}={_text(way[key])} has {len(n)}" for key, n in several.items())
@@ -121,8 +123,8 @@ def _every(sizes: Range, factor: int) -> Range:
 
 
 def notes(way: Dims, reasons: Mapping[str, str]) -> list[str]:
-    """What is said of the ranges each of whose sizes is compiled. ``reasons``: by the key in
-    ``dims``, why it is not made in parts.
+    """A note for each range of which every size is compiled. ``reasons`` says why a range is not
+    made in parts, by its key in ``dims``.
     """
     each = {key: sizes for key, sizes in way.items() if isinstance(sizes, Range)}
     return [

@@ -16,8 +16,8 @@ from pathlib import Path
 from gtco.machine.isa import X86_64, Isa
 from gtco.runtime.cross import flags_for
 from gtco.runtime.table import CSRC
+from gtco.support.cache_file import write_cache_file
 from gtco.support.errors import BuildError
-from gtco.support.files import write_whole
 from gtco.support.options import cache_folder
 from gtco.support.toolchain import Compiling
 
@@ -103,7 +103,7 @@ def _keep(key: tuple[str, ...], objects: Mapping[str, bytes]) -> None:
         for name, code in objects.items():
             file.writestr(name, code)
     with suppress(OSError):
-        write_whole(_file(key), packed.getvalue())
+        write_cache_file(_file(key), packed.getvalue())
 
 
 def _file(key: tuple[str, ...]) -> Path:

@@ -168,7 +168,9 @@ class Model:
 
     @property
     def parted(self) -> str:
-        """The dimension whose sizes run as sums of a few variants; "" if there is none."""
+        """The dimension of which a run adds up several variants, such as 4 + 4 + 1 for a batch of
+        9; "" if the library has no such dimension.
+        """
         covered = self._variants.covered
         return covered.symbol if covered is not None else ""
 

@@ -109,7 +109,7 @@ class Chosen:
 
 
 def choose_some(metadata: Mapping[str, Any], dims: Mapping[str, Any], where: object) -> Chosen:
-    """The models that have these sizes. Raises :class:`OptionError` if there is none."""
+    """The models that have these sizes. Raises :class:`OptionError` if no model has them."""
     covered, known = Covered.of(metadata), dims_of(metadata)
     for name, size in dims.items():
         if name not in known:

@@ -41,8 +41,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 def import_tvm() -> None:
-    """Imports TVM, and torch with it only if torch is imported already. What was imported by then
-    is no garbage, so collections no longer look at it.
+    """Imports TVM, and torch with it only if torch is imported already. What is imported
+    stays, so Python's garbage collector leaves it out from here on.
     """
     if sys.modules.get("tvm") is not None:
         return

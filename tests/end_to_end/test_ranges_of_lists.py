@@ -140,7 +140,7 @@ def test_a_range_of_which_no_part_compiles() -> None:
 
 
 def test_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found out the first time is in the library."""
+    """The library says which of its ranges the compiler made in parts, so it is not tried again."""
     monkeypatch.setattr(caching, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(caching, "cache_bytes", lambda: 10**9)
     options: dict[str, Any] = {"threads": 1, "verify": True, **PLAIN}

@@ -36,6 +36,7 @@ def stress(
     build = [c_compiler(), *flags, "-O1", "-fPIC", "-c", "kernels.c", "-o", "kernels.o"]
     subprocess.run(build, cwd=folder, check=True)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GTCO_CACHE", str(folder / "cache"))  # nobody else needs these objects
         patch.setattr(c_objects, "COMPILE_FLAGS", (*c_objects.COMPILE_FLAGS, *flags))
         code = (folder / "kernels.o").read_bytes()
         library = write_artifact(small_artifact(code), folder / "small.so")

@@ -19,7 +19,7 @@ import tvm
 from gtco.machine.target import Target, cpu_identity
 from gtco.search.calibration.measure import MachineRates, NotMeasured, handed_levels, measure
 from gtco.search.calibration.rates import WORK, RateTable
-from gtco.support.files import write_whole
+from gtco.support.cache_file import write_cache_file
 from gtco.support.options import cache_folder
 from gtco.support.version import __version__
 from gtco.tensor.intrinsics.table import every_micro_kernel
@@ -165,7 +165,7 @@ def table_from_json(data: Mapping[str, Any]) -> RateTable:
 def save(path: Path, data: Mapping[str, Any]) -> str:
     """Writes a cached file as a whole. Returns what went wrong and what to do about it, or ""."""
     try:
-        write_whole(path, json.dumps(data, indent=1).encode())
+        write_cache_file(path, json.dumps(data, indent=1).encode())
     except OSError as error:
         return (
             f"The folder {path.parent} cannot be written ({error.strerror or error}): set "

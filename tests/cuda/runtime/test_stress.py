@@ -46,6 +46,7 @@ def stress(folder: Path, library: Path, flags: list[str], runtime: Path = CSRC) 
     the sources from which the library is built.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GTCO_CACHE", str(folder / "cache"))  # nobody else needs these objects
         patch.setattr(c_objects, "COMPILE_FLAGS", (*c_objects.COMPILE_FLAGS, *flags))
         patch.setattr(c_objects, "CSRC", runtime)
         patch.setattr(artifact_module, "CSRC", runtime)

@@ -1,4 +1,4 @@
-"""Files that other processes may read or write at the same time."""
+"""Files of the cache's folder, which other processes may read or write at the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_cache_file(path: Path, data: bytes) -> None:
     """Writes the file in one step, and makes its folder. Several processes, also in several
     containers, may write it at once: the last one counts. Raises OSError, and then leaves nothing.
     """
