@@ -248,7 +248,7 @@ def test_changing_shapes_takes_no_memory(several: Path) -> None:
     """In a process of its own, where nothing else takes memory. A page a call would be 24 MB."""
     command = [sys.executable, "-c", GROWTH, several]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 1 << 20
+    assert int(done.stdout) <= 2 << 20  # Python may take an arena of a MiB in between
 
 
 # from C -------------------------------------------------------------------------------------------
