@@ -1,15 +1,18 @@
-"""TVM without PyTorch, for processes that are gtco's own.
+"""TVM with no more than gtco needs of it, for processes that are gtco's own.
 
 ``tvm_ffi`` imports torch if it is installed, to exchange tensors. gtco never gives it torch's
-tensors, and the import costs seconds and some 150 MB in every process. So torch is hidden during
-the import. The API does not do this: in a user's process another thread may import torch at the
-same moment.
+tensors, and the import costs seconds and some 150 MB in every process. TVM also registers what it
+has for GPUs and for several machines. gtco uses none of it, and names that this build lacks make
+TVM read the symbols of its libraries for an error that it then ignores: 0.2 s in every process. So
+these are hidden during the import. The API does not do this: in a user's process another thread may
+import torch at the same moment.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -40,19 +43,44 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
+@contextmanager
+def hidden(*names: str) -> Iterator[None]:
+    """Makes an import of each module fail, unless it is imported already."""
+    absent = [name for name in names if name not in sys.modules]
+    sys.modules |= dict.fromkeys(absent)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of the environment, unless the user has set it."""
+    given = name in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if not given:
+            del os.environ[name]
+
+
 def import_tvm() -> None:
     """Imports TVM, and torch with it only if torch is imported already. What is imported
     stays, so Python's garbage collector leaves it out from here on.
     """
     if sys.modules.get("tvm") is not None:
         return
-    with uninterrupted(), uncollected():  # collecting is a sixth of an import's time
-        if "torch" in sys.modules or "tvm_ffi" in sys.modules:
-            importlib.import_module("tvm")
-        else:
-            sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
-            try:
-                importlib.import_module("tvm")
-            finally:
-                del sys.modules["torch"]
+    unwanted = ["tvm.runtime.disco"]  # sessions over several machines
+    if "tvm_ffi" not in sys.modules:
+        unwanted.append("torch")
+    with (
+        uninterrupted(),
+        uncollected(),  # collecting is a sixth of an import's time
+        hidden(*unwanted),
+        environment("TVM_DEVICE_BACKEND_AUTOLOAD", "0"),
+    ):
+        importlib.import_module("tvm")
         gc.freeze()

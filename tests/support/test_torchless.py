@@ -22,7 +22,12 @@ import torch, gtco
 module, x = torch.nn.Linear(24, 17).eval(), torch.randn(5, 24)
 torch.testing.assert_close(gtco.compile_model(module, (x,))(x), module(x))
 """
-WORKER = "import sys, gtco.codegen.serve; print('tvm' in sys.modules, 'torch' in sys.modules)"
+WORKER = """
+import os, sys, gtco.codegen.serve
+from tvm import backend, runtime
+print("tvm" in sys.modules, "torch" in sys.modules)
+print(backend.is_loaded("cuda"), runtime.disco, os.environ.get("TVM_DEVICE_BACKEND_AUTOLOAD"))
+"""
 
 
 def run(*arguments: str) -> str:
@@ -41,7 +46,15 @@ def test_a_command_compiles_without_torch_and_a_module_can_follow(tmp_path):
 
 
 def test_a_worker_does_without_torch():
-    assert run(WORKER).split() == ["True", "False"]
+    assert run(WORKER).split()[:2] == ["True", "False"]
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_a_worker_imports_no_more_of_tvm_than_it_needs(monkeypatch, given):
+    monkeypatch.delenv("TVM_DEVICE_BACKEND_AUTOLOAD", raising=False)
+    if given is not None:
+        monkeypatch.setenv("TVM_DEVICE_BACKEND_AUTOLOAD", given)
+    assert run(WORKER).split()[2:] == [str(given is not None), "None", str(given)]
 
 
 def test_torch_that_is_there_stays():

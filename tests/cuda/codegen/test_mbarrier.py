@@ -102,7 +102,7 @@ FAULTS: dict[str, tuple[dict[str, str], str]] = {
         },
         f"{READS}|{WRITES}",
     ),
-    "a lane that speaks for others": ({"sync_warp();": ""}, WRITES),
+    "a lane that speaks for others": ({"sync_warp();": ""}, f"{WRITES}|{READS}"),
     "no barrier behind their making": ({"sync<64>();": ""}, "race: uses byte|no mbarrier"),
     "a place that is none": ({"mbarrier_wait(full,": "mbarrier_wait(full + 2,"}, "no mbarrier"),
     "not aligned": ({"shared + 128)": "shared + 132)"}, "not a multiple of 8"),
