@@ -54,7 +54,7 @@ BENCHMARKS = {
     "disturbed": ("models", "latency beside another process that spins on one core"),
     "dynamic": (
         "models",
-        "a range of batches beside libraries of one batch, and beside peers on the dynamic file",
+        "open sizes beside libraries of one shape each, and beside peers on the dynamic file",
     ),
     "gpu": ("gpu", "models for GPUs beside torch, torch.compile and ONNX Runtime, on a GPU"),
     "runtime_overhead": (

@@ -10,8 +10,8 @@ shows the table, ``python -m models export NAME -o FILE.onnx`` writes one of the
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from .layers import upsample
 from .segformer import SegFormer
 from .setr import NaiveHead, PupHead, Setr
 from .swin import Swin
+from .text import TextDetector, TextRecognizer
 from .vit import DinoV2, VisionTransformer
 from .weights import initialise, load_checkpoint
 
@@ -37,7 +38,8 @@ class ModelSpec:
     """One row of the table.
 
     ``constructor(image_size=(height, width))`` builds the module; ``input_shape`` is [1, 3, height,
-    width]; ``params_millions`` is what Table I prints, None for models outside it.
+    width]; ``params_millions`` is what Table I prints, None for models outside it. ``open``: the
+    axes of the input whose size an ONNX file may leave open, with their names.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ModelSpec:
     input_shape: tuple[int, int, int, int]
     source: str
     params_millions: float | None = None
+    open: Mapping[int, str] = field(default_factory=lambda: {0: "batch"})
 
 
 def _square(side: int) -> tuple[int, int, int, int]:
@@ -130,6 +133,20 @@ _SPECS = (
         SegFormer,
         _square(512),
         "Xie et al. 2021; nvidia/segformer-b0-finetuned-ade-512-512",
+    ),
+    ModelSpec(
+        "text-detector",
+        TextDetector,
+        _square(640),
+        "Liao et al. 2020 (DB with a ResNet-18)",
+        open={0: "batch", 2: "height", 3: "width"},
+    ),
+    ModelSpec(
+        "text-recognizer",
+        TextRecognizer,
+        (1, 3, 48, 320),
+        "Li et al. 2022 (PP-OCRv3), Du et al. 2022 (SVTR)",
+        open={0: "batch", 3: "width"},
     ),
 )
 

@@ -12,7 +12,7 @@ import torch
 from gtco.support.errors import GtcoError, OptionError
 from gtco.support.pipes import until_closed
 
-from . import MODELS, create, example_inputs, export_onnx
+from . import MODELS, create, example_inputs, export_onnx, find
 from .export import EXPORTERS
 
 
@@ -51,8 +51,9 @@ def _export(options: argparse.Namespace) -> None:
     if size and min(size) < 1:
         raise OptionError(f"--image-size {size[0]} {size[1]}: give a positive height and width")
     model = create(options.name, options.seed, options.checkpoint, size)
+    open_axes = _open_axes(options.name, options.open)
     # a batch of 1 is not left open by torch
-    batch = max(2, options.batch) if options.dynamic_batch else options.batch
+    batch = max(2, options.batch) if 0 in open_axes else options.batch
     inputs = example_inputs(options.name, batch, size)
     path = export_onnx(
         model,
@@ -61,11 +62,21 @@ def _export(options: argparse.Namespace) -> None:
         opset=options.opset,
         exporter=options.exporter,
         simplify=options.simplify,
-        dynamic_batch=options.dynamic_batch,
+        open_axes=open_axes,
     )
-    extents = ["batch", *inputs[0].shape[1:]] if options.dynamic_batch else inputs[0].shape
-    shape = "x".join(map(str, extents))
+    shape = "x".join(open_axes.get(at, str(extent)) for at, extent in enumerate(inputs[0].shape))
     print(f"{path}: {options.name}, input image {shape}, opset {options.opset}, {options.exporter}")
+
+
+def _open_axes(name: str, wanted: str) -> dict[int, str]:
+    """The axes that ``--open`` names."""
+    known = {axis_name: axis for axis, axis_name in find(name).open.items()}
+    names = [part for part in wanted.split(",") if part]
+    if unknown := [part for part in names if part not in known]:
+        raise OptionError(
+            f"--open {unknown[0]}: the sizes of {name} that can stay open are {', '.join(known)}"
+        )
+    return {known[part]: part for part in names}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.onnx")
     export.add_argument("--batch", type=int, default=1, metavar="N")
     export.add_argument(
-        "--dynamic-batch", action="store_true", help="leave the batch open, as 'batch'"
+        "--open", default="", metavar="NAMES", help="sizes to leave open, such as batch,width"
     )
     export.add_argument("--image-size", type=int, nargs=2, metavar=("H", "W"))
     export.add_argument("--opset", type=int, default=20)

@@ -8,8 +8,9 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -32,17 +33,17 @@ def export_onnx(
     opset: int = 20,
     exporter: str = "dynamo",
     simplify: bool = False,
-    dynamic_batch: bool = False,
+    open_axes: Mapping[int, str] = MappingProxyType({}),
 ) -> Path:
     """Export ``model``, called on ``inputs`` of the shapes the graph will have; returns ``path``.
 
-    With ``dynamic_batch`` the first axis of every input is the symbolic dimension ``batch``, of
-    which ``inputs`` are 2 or more. ``exporter`` is ``"dynamo"`` (``torch.export``) or
-    ``"torchscript"`` (tracing); ``simplify`` runs onnxsim on the result. A single input is named
-    ``image``; outputs are named by the model's ``output_names`` where it has that. Weights beyond
-    protobuf's 2 GB go to ``path`` + ``.data`` beside it. The files appear under their names only
-    when they are whole. Raises :class:`OptionError` for an unknown exporter and
-    :class:`ModelError` when the export fails.
+    ``open_axes``: the axes of every input that are symbolic dimensions, with their names, such as
+    ``{0: "batch"}``; ``inputs`` have a size of 2 or more there. ``exporter`` is ``"dynamo"``
+    (``torch.export``) or ``"torchscript"`` (tracing); ``simplify`` runs onnxsim on the result. A
+    single input is named ``image``; outputs are named by the model's ``output_names`` where it has
+    that. Weights beyond protobuf's 2 GB go to ``path`` + ``.data`` beside it. The files appear
+    under their names only when they are whole. Raises :class:`OptionError` for an unknown exporter
+    and :class:`ModelError` when the export fails.
     """
     if exporter not in EXPORTERS:
         raise OptionError(f"unknown exporter {exporter!r}; choose one of: {', '.join(EXPORTERS)}")
@@ -50,8 +51,8 @@ def export_onnx(
     names: dict[str, Any] = {}
     if len(inputs) == 1:
         names["input_names"] = ["image"]
-    if dynamic_batch:
-        names |= _any_batch(exporter, len(inputs), getattr(model, "output_names", None))
+    if open_axes:
+        names |= _any_size(exporter, len(inputs), getattr(model, "output_names", None), open_axes)
     output_names: Any = getattr(model, "output_names", None)
     if output_names:
         names["output_names"] = list(output_names)
@@ -74,12 +75,17 @@ def export_onnx(
     return path
 
 
-def _any_batch(exporter: str, count: int, outputs: Sequence[str] | None) -> dict[str, Any]:
-    """How each exporter is told that the batch is open."""
+def _any_size(
+    exporter: str, count: int, outputs: Sequence[str] | None, axes: Mapping[int, str]
+) -> dict[str, Any]:
+    """How each exporter is told which sizes are open."""
     if exporter == "dynamo":
-        return {"dynamic_shapes": tuple({0: torch.export.Dim("batch")} for _ in range(count))}
+        return {"dynamic_shapes": tuple(dict(axes) for _ in range(count))}
     inputs = ["image"] if count == 1 else []
-    return {"dynamic_axes": {name: {0: "batch"} for name in (*inputs, *(outputs or ()))}}
+    named: dict[str, dict[int, str]] = {name: dict(axes) for name in inputs}
+    # Other axes of an output may be of another size than the input's; the exporter names them.
+    named |= {name: {0: axes[0]} for name in outputs or () if 0 in axes}
+    return {"dynamic_axes": named}
 
 
 def _export_dynamo(

@@ -46,6 +46,23 @@ def initialise(model: nn.Module, seed: int) -> None:
             if isinstance(module, Bottleneck):
                 # Sixteen residual branches at full strength would multiply the variance by 2**16.
                 module.bn3.weight.mul_(0.25)
+        if (size := getattr(model, "settles_on", None)) is not None:
+            _settle_norms(model, torch.randn(2, 3, *size, generator=generator))
+
+
+def _settle_norms(model: nn.Module, images: Tensor) -> None:
+    """Gives the batch norms the statistics of what they see, as training does. Without that, little
+    of the input is left behind twenty convolutions without a shortcut.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    training = model.training
+    model.train()(images)
+    model.train(training)
+    for norm, momentum in zip(norms, before, strict=True):
+        norm.momentum = momentum
 
 
 def _initialise_projection(module: nn.Linear | nn.Conv2d, generator: torch.Generator) -> None:

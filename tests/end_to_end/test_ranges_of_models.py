@@ -45,7 +45,7 @@ def test_random_batches(name: str, exporter: str, tmp_path: Path) -> None:
         [torch.randn(2, *shape)],
         tmp_path / f"{name}.onnx",
         exporter=exporter,
-        dynamic_batch=True,
+        open_axes={0: "batch"},
     )
     (image,) = onnx.load(path).graph.input
     assert image.type.tensor_type.shape.dim[0].dim_param == "batch"

@@ -39,12 +39,17 @@ PUBLIC = {
     "segformer-b0": 3_752_694,
 }
 
+# Models of our own, in the shape of others' that are trained on data of their own.
+OWN = ("text-detector", "text-recognizer")
+
 OUTPUTS = {
     **{name: [(1, 1000)] for name in MODELS if name.startswith(("vit", "deit", "swin"))},
     **{name: [(1, 100, 92), (1, 100, 4)] for name in MODELS if name.startswith("detr")},
     **{name: [(1, 19, 384, 384)] for name in MODELS if name.startswith("setr")},
     "dinov2-s-14": [(1, 384), (1, 1369, 384)],
     "segformer-b0": [(1, 150, 128, 128)],
+    "text-detector": [(1, 1, 640, 640)],
+    "text-recognizer": [(1, 40, 97)],
 }
 
 
@@ -129,7 +134,7 @@ def test_trained_parameters_of_detr_are_those_it_publishes() -> None:
 
 
 def test_every_model_is_accounted_for() -> None:
-    assert set(MODELS) == {*TABLE_I, *PUBLIC} == set(OUTPUTS)
+    assert set(MODELS) == {*TABLE_I, *PUBLIC, *OWN} == set(OUTPUTS)
     assert all(name == spec.name for name, spec in MODELS.items())
 
 
@@ -180,6 +185,8 @@ def test_a_seed_fixes_the_weights_and_leaves_the_global_state_alone() -> None:
         ("dinov2-s-14", (112, 112)),
         ("segformer-b0", (128, 128)),
         ("detr-resnet50-e3", (224, 256)),
+        ("text-detector", (64, 96)),
+        ("text-recognizer", (48, 64)),
     ],
 )
 def test_outputs_are_sane_and_follow_the_input(name: str, size: tuple[int, int]) -> None:

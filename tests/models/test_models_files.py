@@ -32,12 +32,12 @@ def run_onnx(path: Path, image: Tensor) -> list[np.ndarray]:
     return session.run(None, {session.get_inputs()[0].name: image.numpy()})
 
 
-def check_against_torch(path: Path, model: nn.Module, image: Tensor) -> None:
+def check_against_torch(path: Path, model: nn.Module, image: Tensor, rtol: float = 1e-4) -> None:
     expected = as_tuple(model(image))
     actual = run_onnx(path, image)
     assert len(actual) == len(expected)
     for got, want in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got, want.numpy(), rtol=rtol, atol=1e-5)
 
 
 # --- checkpoints ---
@@ -215,9 +215,29 @@ def test_command_line_export(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
+    ("exporter", "name", "size", "axes"),
+    [
+        ("dynamo", "text-recognizer", (48, 96), {0: "batch", 3: "width"}),
+        ("torchscript", "text-detector", (96, 64), {0: "batch", 2: "height", 3: "width"}),
+    ],
+)
+def test_sizes_that_stay_open(
+    tmp_path: Path, exporter: str, name: str, size: tuple[int, int], axes: dict[int, str]
+) -> None:
+    path = tmp_path / "open.onnx"
+    arguments = ["export", name, "-o", str(path), "--exporter", exporter]
+    assert main([*arguments, "--open", ",".join(axes.values())]) == 0
+    dims = onnx.load(path).graph.input[0].type.tensor_type.shape.dim
+    assert {at: dims[at].dim_param for at in range(4) if dims[at].dim_param} == axes
+    # Errors of 1e-5 in scores are as large, relatively, in small probabilities.
+    check_against_torch(path, create(name), example_inputs(name, 3, size)[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nothing"], "unknown model 'nothing'"),
+        (["vit-ti-16", "--open", "batch,height"], "of vit-ti-16 that can stay open are batch"),
         (["vit-ti-16", "--checkpoint", "absent.pt"], "no checkpoint at absent.pt"),
         (["vit-ti-16", "--batch", "0"], "give a batch of 1 or more"),
         (["vit-ti-16", "--image-size", "100", "100"], "not a multiple of the patch size"),
