@@ -104,7 +104,7 @@ setup(
     ],
     package_dir={f"gtco.{name}": name for name in BESIDE},
     package_data={
-        "gtco.runtime": ["csrc/*.*", "csrc/cuda/*"],
+        "gtco.runtime": ["csrc/*.*", "csrc/cpu/*", "csrc/cuda/*"],
         "gtco.search.records": ["measured/*.jsonl"],
         "gtco.search.language": ["*.npz"],
         "gtco.tensor.cuda": ["device/gtco/*.cuh"],

@@ -3,7 +3,7 @@ quota. Hardware threads of one core count once, because they share its multiply-
 that are much slower than the fastest one (the little ones of Arm's big.LITTLE) do not count: a step
 waits for its last task, and such a core would take the last one.
 
-The rules are the same as in runtime/csrc/cpu_count.c, by which a compiled model chooses its number
+The rules are the same as in runtime/csrc/cpu/count.c, by which a compiled model chooses its number
 of threads; a test compares both.
 """
 

@@ -30,7 +30,7 @@ class Target:
     - ``mcpu``: LLVM's name of the CPU, which tunes the code
     - ``features``: the instruction sets beyond the baseline of ``isa`` that the code may use; an
       artifact requires these of the CPU that opens it (:meth:`required`). The names are those of
-      LLVM and csrc/cpu_features.def (csrc/cpu_features_arm.def)
+      LLVM and csrc/cpu/features.def (csrc/cpu/features_arm.def)
     - ``lanes``: float32 values in a vector
     - ``registers``: vector registers
     - ``fma_ports``: vector FMAs a cycle

@@ -16,7 +16,7 @@ from gtco.support.sizes import Range, apart, said
 CSRC = Path(__file__).parent / "csrc"
 
 
-CHECKED = {X86_64.name: "cpu_features.def", AARCH64.name: "cpu_features_arm.def"}
+CHECKED = {X86_64.name: "cpu/features.def", AARCH64.name: "cpu/features_arm.def"}
 
 
 @cache

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from numbers import Real
@@ -422,3 +423,15 @@ def c_compiler(wanted: str | None = None) -> str:
         f"{missing}. gtco links every model with one. Install it (Debian, Ubuntu: apt install gcc "
         "libc6-dev; Fedora: dnf install gcc; Alpine: apk add gcc musl-dev) or set CC to its path"
     )
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """A context in which the variable of the environment is set, as the user has it or to this."""
+    given = name in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if not given:
+            del os.environ[name]

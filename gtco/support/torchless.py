@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gtco.support.garbage import uncollected
+from gtco.support.options import variable
 
 
 @contextmanager
@@ -55,18 +55,6 @@ def hidden(*names: str) -> Iterator[None]:
             del sys.modules[name]
 
 
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Sets a variable of the environment, unless the user has set it."""
-    given = name in os.environ
-    os.environ.setdefault(name, value)
-    try:
-        yield
-    finally:
-        if not given:
-            del os.environ[name]
-
-
 def import_tvm() -> None:
     """Imports TVM, and torch with it only if torch is imported already. What is imported
     stays, so Python's garbage collector leaves it out from here on.
@@ -80,7 +68,7 @@ def import_tvm() -> None:
         uninterrupted(),
         uncollected(),  # collecting is a sixth of an import's time
         hidden(*unwanted),
-        environment("TVM_DEVICE_BACKEND_AUTOLOAD", "0"),
+        variable("TVM_DEVICE_BACKEND_AUTOLOAD", "0"),
     ):
         importlib.import_module("tvm")
         gc.freeze()

@@ -18,7 +18,7 @@ from gtco.support.options import c_compiler
 PROGRAM = """
 #include <limits.h>
 #include <stdio.h>
-#include "cpu_count.h"
+#include "cpu/count.h"
 int main(int count, char** roots) {
   printf("%d\\n", gtco_allowed_cores());
   for (int i = 1; i < count; ++i) {
@@ -32,7 +32,7 @@ int main(int count, char** roots) {
 FAST = """
 #define _GNU_SOURCE
 #include <stdio.h>
-#include "cpu_count.h"
+#include "cpu/count.h"
 int main(int count, char** roots) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -148,7 +148,7 @@ def counted(roots: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     """The counts of the C runtime: this machine's cores, then the quota of each case (0: none)."""
     folder = tmp_path_factory.mktemp("count")
     (folder / "main.c").write_text(PROGRAM)
-    sources = [str(folder / "main.c"), str(CSRC / "cpu_count.c")]
+    sources = [str(folder / "main.c"), str(CSRC / "cpu/count.c")]
     flags = ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", f"-I{CSRC}"]
     subprocess.run([c_compiler(), *flags, *sources, "-o", str(folder / "main")], check=True)
     command = [str(folder / "main"), *map(str, roots.values())]
@@ -176,7 +176,7 @@ def test_only_fast_cores_count(
         (place / "cpu_capacity").write_text(text)
     assert fast_cpus(range(4), tmp_path) == wanted
     (tmp_path / "main.c").write_text(FAST)
-    sources = [str(tmp_path / "main.c"), str(CSRC / "cpu_count.c")]
+    sources = [str(tmp_path / "main.c"), str(CSRC / "cpu/count.c")]
     flags = ["-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
     subprocess.run([c_compiler(), *flags, *sources, "-o", str(tmp_path / "main")], check=True)
     done = subprocess.run([tmp_path / "main", tmp_path], capture_output=True, text=True, check=True)

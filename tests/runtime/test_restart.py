@@ -156,7 +156,7 @@ def test_a_range_that_its_thread_ends_is_not_taken_over(tmp_path: Path) -> None:
     """
     source, program = Path(__file__).with_name("take_over_race.c"), tmp_path / "race"
     flags = ["-std=gnu11", "-O1", "-pthread", f"-I{CSRC}"]
-    sources = [str(source), str(CSRC / "cpu_count.c")]
+    sources = [str(source), str(CSRC / "cpu/count.c")]
     subprocess.run([c_compiler(), *flags, *sources, "-o", str(program)], check=True)
     assert subprocess.run([program], check=False).returncode == 0
 

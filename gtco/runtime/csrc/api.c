@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 
 #include "cover.h"
-#include "cpu_count.h"
-#include "cpu_features.h"
+#include "cpu/count.h"
+#include "cpu/features.h"
 #include "error.h"
 #include "plan.h"
 #include "tensors.h"

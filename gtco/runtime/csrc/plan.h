@@ -62,7 +62,7 @@ typedef struct {
 
 typedef struct {
   const char* name;
-  const char* const* features; /* names from cpu_features.def */
+  const char* const* features; /* names from cpu/features.def */
   const gtco_tensor_info* inputs; /* sizes that differ between the variants are symbols */
   const gtco_tensor_info* outputs;
   const gtco_variant* variants; /* at least one */

@@ -16,8 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cpu_count.h"
-#include "cpu_mode.h"
+#include "cpu/count.h"
+#include "cpu/mode.h"
 #include "restart.h"
 
 #define STEP_IDLE 0xffffu   /* no run under way */

@@ -26,7 +26,7 @@ from gtco.support.toolchain import run_compiler
 
 SOURCES = (
     *("barrier.c", "kernels_begin.c", "kernels_end.c", "restart.c", "thread_pool.c"),
-    "cpu_count.c",
+    "cpu/count.c",
 )
 TASK_NS = 2000  # the length of a task: longer than the pool needs to hand it out
 ROUNDS = 300  # runs of 64 steps

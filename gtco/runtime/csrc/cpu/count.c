@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "cpu_count.h"
+#include "cpu/count.h"
 
 #include <errno.h>
 #include <limits.h>

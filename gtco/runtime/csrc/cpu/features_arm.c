@@ -1,10 +1,10 @@
-/* cpu_features.h for AArch64: Linux tells a process by its auxiliary vector what the CPU and the system allow. */
+/* cpu/features.h for AArch64: Linux tells a process by its auxiliary vector what the CPU and the system allow. */
 #ifdef __aarch64__
 #include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
 
-#include "cpu_features.h"
+#include "cpu/features.h"
 
 #ifndef AT_HWCAP2
 #define AT_HWCAP2 26
@@ -18,7 +18,7 @@ typedef struct {
 
 static const feature FEATURES[] = {
 #define FEATURE(name, word, bit) {name, word, bit},
-#include "cpu_features_arm.def"
+#include "cpu/features_arm.def"
 #undef FEATURE
 };
 

@@ -1,7 +1,7 @@
-/* The part of cpu_features.h that is the same for every CPU. */
+/* The part of cpu/features.h that is the same for every CPU. */
 #include <stdio.h>
 
-#include "cpu_features.h"
+#include "cpu/features.h"
 
 int gtco_missing_features(const char* const* features, int count, char* missing, size_t capacity) {
   int absent = 0;

@@ -1,7 +1,7 @@
-/* cpu_features.h for x86-64, by CPUID. */
+/* cpu/features.h for x86-64, by CPUID. */
 #ifdef __x86_64__
 #define _GNU_SOURCE
-#include "cpu_features.h"
+#include "cpu/features.h"
 
 #include <cpuid.h>
 #include <errno.h>
@@ -30,7 +30,7 @@ typedef struct {
 
 static const feature FEATURES[] = {
 #define FEATURE(name, leaf, subleaf, reg, bit, state) {name, leaf, subleaf, reg, bit, state},
-#include "cpu_features.def"
+#include "cpu/features.def"
 #undef FEATURE
 };
 
