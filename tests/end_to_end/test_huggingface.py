@@ -113,8 +113,8 @@ MODELS = {
     "beit": (beit, (1, 3, 40, 40), "dynamo"),
     "dinov2": (dinov2, (1, 3, 40, 40), "torchscript"),
     "swin": (swin, (2, 3, 40, 40), "torchscript"),
-    "segformer": (segformer, (1, 3, 64, 96), "dynamo"),
-    "detr": (detr, (1, 3, 70, 96), "module"),
+    "segformer": (segformer, (1, 3, 64, 96), "torchscript"),
+    "detr": (detr, (1, 3, 70, 96), "torchscript"),
 }
 
 

@@ -93,8 +93,14 @@ FAMILIES: dict[str, tuple[Callable[[Size], nn.Module], Size]] = {
 ROUTES = {"dynamo": 1, "torchscript": 2, "module": 3}
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("family", FAMILIES)
+# Hugging Face's own go by TorchScript in test_huggingface.py, and take 10 s each.
+LARGER = ("detr", "segformer")
+
+
+@pytest.mark.parametrize(
+    ("family", "route"),
+    [(f, r) for f in FAMILIES for r in ROUTES if f not in LARGER or r != "torchscript"],
+)
 def test_family(family: str, route: str, tmp_path: Path) -> None:
     make, size = FAMILIES[family]
     model = make(size).eval().requires_grad_(False)
