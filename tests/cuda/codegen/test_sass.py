@@ -88,15 +88,23 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         machine_code(b"")
 
 
-@pytest.mark.parametrize("target", [f"cuda:{arch}" for arch in ARCHITECTURES])
+# Each takes 10 s; the others are in ``make check-cuda``.
+IN_TESTS = ("sm_75", "sm_90a")
+WHOLE = [
+    pytest.param(arch, marks=[] if arch in IN_TESTS else [pytest.mark.scheduled])
+    for arch in ARCHITECTURES
+]
+
+
+@pytest.mark.parametrize("arch", WHOLE)
 def test_the_stages_of_a_vision_transformer(
-    tmp_path: Path, tiny: Once, compiling: Compiling, target: str
+    tmp_path: Path, tiny: Once, compiling: Compiling, arch: str
 ) -> None:
-    run = tiny.compiled(tmp_path, target, compiling, precision="fp16")
+    run = tiny.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
     assert stages_are_as_reckoned(run, compiling)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", WHOLE)
 def test_the_persistent_kernel_of_a_vision_transformer(
     tmp_path: Path, tiny: Once, compiling: Compiling, arch: str
 ) -> None:

@@ -4,6 +4,7 @@ Tensor Cores if there are some for the format, and keep to their registers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -71,8 +72,15 @@ STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
 }
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def in_turn() -> Iterator[Any]:
+    """Every stage for every architecture. ``make test`` takes every other one of them."""
+    for number, name in enumerate(STAGES):
+        for at, arch in enumerate(ARCHITECTURES):
+            marks = [pytest.mark.scheduled] if (number + at) % 2 else []
+            yield pytest.param(STAGES[name], arch, id=f"{name}-{arch}", marks=marks)
+
+
+@pytest.mark.parametrize(("stage", "arch"), in_turn())
 def test_picks(stage: Stage, arch: str) -> None:
     target = gpu_target(f"cuda:{arch}")
     sketch = sketch_of(stage, target)
