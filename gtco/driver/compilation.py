@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from gtco.codegen.generate import Generated, generate
+from gtco.codegen.generate import Choose, Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.driver.assembly import assemble, versions
 from gtco.driver.backend import Backend, backend_of
@@ -129,7 +129,9 @@ class Compilation:
     def build(self, workers: Workers) -> None:
         """The step from the stages to the kernels that the policy picks."""
         with self.phase("generate") as say:
-            self.generated = self.generate(list(self.found.stages), self.policy, workers)
+            self.generated = made = self.generate(list(self.found.stages), self.policy, workers)
+            if self.shared is not None:
+                self.shared.layouts.add(made.stages, made.kernels, self.graph.constants)
             code = sum(k.nbytes for k in self.generated.kernels.values())
             say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
             self.first = self.graph, self.found, self.generated.copy()
@@ -405,9 +407,12 @@ class Compilation:
         """Stages -> kernels, in the worker processes."""
         from gtco.search.gpu.stand_ins import stand_ins
 
+        choose: Choose = policy.choose
+        if (shared := self.shared) is not None:
+            choose = partial(shared.layouts.choose, policy, shared.kernels, self.graph.constants)
         result = generate(
             stages,
-            policy.choose,
+            choose,
             policy.target,
             workers,
             text=self.options.dump is not None,
@@ -415,7 +420,7 @@ class Compilation:
             strict=self.options.strict,
             progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
             stand_ins=partial(stand_ins, policy),
-            known=self.shared.kernels if self.shared else None,
+            known=shared.kernels if shared else None,
         )
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))

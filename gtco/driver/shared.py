@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtco.driver.layouts import Layouts
+
 if TYPE_CHECKING:
     from gtco.codegen.jobs import Kernel
     from gtco.graph.graph import Graph
@@ -20,12 +22,14 @@ class Shared:
     - ``policy``: it keeps the prices of the stages that it was asked for. A product with 4 images
       of 64 columns has the price of one with 1 image of 256;
     - the model as it was read (:meth:`read`);
-    - constants with equal contents as one array (:meth:`unite`).
+    - constants with equal contents as one array (:meth:`unite`);
+    - ``layouts``: those in which constants are kept so far.
     """
 
     def __init__(self) -> None:
         self.kernels: dict[str, tuple[Config, Kernel]] = {}
         self.policy: Policy | None = None
+        self.layouts = Layouts()
         self._source: Any = None
         self._arrays: dict[tuple[Any, ...], np.ndarray] = {}
         self._united: set[int] = set()  # the ids of these arrays
@@ -49,6 +53,7 @@ class Shared:
         """Lets go of everything, so that it takes no memory while the library is written."""
         self.kernels.clear()
         self.policy = None
+        self.layouts = Layouts()
         self._source = None
         self._arrays.clear()
         self._united.clear()

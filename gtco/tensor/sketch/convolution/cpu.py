@@ -28,6 +28,7 @@ from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.intrinsics.table import Kind, MicroKernel
 from gtco.tensor.intrinsics.tiles import CONFIGURING
+from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.convolution.facts import ConvolutionFacts, Halo
 from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import cpu as gemm
@@ -223,10 +224,13 @@ class Convolution(ConvolutionFacts):
         )
 
     # the program ----------------------------------------------------------------------------------
+    def layouts(self, config: Config) -> dict[str, Packing]:
+        """Of the constant inputs, by name."""
+        tile = MicroKernel.parse(config["tile"], self.target.lanes)
+        return {self.view.op.inputs[1]: self.view.packing(tile.columns, tile.kind.b.step)}
+
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        loops = ConvolutionLoops(self, config)
-        tile = loops.tile
-        packings = {self.view.op.inputs[1]: self.view.packing(tile.columns, tile.kind.b.step)}
+        loops, packings = ConvolutionLoops(self, config), self.layouts(config)
         return program(
             symbol, self.stage, self.target, self.tasks(config), loops.emit, loops.scratch, packings
         )

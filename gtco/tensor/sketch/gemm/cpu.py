@@ -290,15 +290,22 @@ class Gemm(GemmFacts):
         )
 
     # the program ----------------------------------------------------------------------------------
-    def build(self, config: Config, symbol: str) -> Program | Rejection:
-        loops = GemmLoops(self, config)
-        packings = {}
+    def layouts(self, config: Config) -> dict[str, Packing]:
+        """Of the constant inputs, by name."""
+        return self._layouts(GemmLoops(self, config))
+
+    def _layouts(self, loops: GemmLoops) -> dict[str, Packing]:
+        packings, tile = {}, loops.tile
         if self.constant_b:
-            tile = loops.tile
             packing = self.view.packing(tile.columns, tile.kind.b.step, tile.kind.step)
             packings[self.view.op.inputs[1]] = packing
         if self.scales is not None:
-            packings[self.scales] = self.scales_packing(loops.tile.columns)
+            packings[self.scales] = self.scales_packing(tile.columns)
+        return packings
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        loops = GemmLoops(self, config)
+        packings = self._layouts(loops)
         tasks, scratch = loops.shape.tasks, loops.scratch
         made = program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)
         return replace(made, lines=self.lines(loops.nest))

@@ -229,9 +229,12 @@ class Winograd(WinogradFacts):
             both=transform.weight_matrix,
         )
 
+    def layouts(self, config: Config) -> dict[str, Packing]:
+        """Of the constant inputs, by name."""
+        return {self.view.op.inputs[1]: self.packing(config)}
+
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        loops = WinogradLoops(self, config)
-        packings = {self.view.op.inputs[1]: self.packing(config)}
+        loops, packings = WinogradLoops(self, config), self.layouts(config)
         return program(
             symbol, self.stage, self.target, loops.shape.tasks, loops.emit, loops.scratch, packings
         )

@@ -1,0 +1,90 @@
+"""Weights of a library's variants in few layouts.
+
+A weight is stored once for each layout in which some kernel reads it, and its layout follows from
+the kernel's tile. The best tile depends on the sizes, so variants of many sizes would bring many
+copies of each weight. A later variant therefore takes a config that reads a layout which is there,
+if that is predicted to be nearly as fast as its best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+
+from gtco.codegen.jobs import Kernel
+from gtco.search.policy import Policy, priced
+from gtco.tensor.packing import Packing
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Config, Pick
+from gtco.tensor.stage import Stage
+
+CLOSE = 1.03  # times the predicted seconds of the best config
+LOOKED_AT = 32  # configs of a stage
+
+
+class Layouts:
+    """The layouts of constants that variants have so far. Constants of equal contents are one array
+    (:class:`gtco.driver.shared.Shared`), which is alive while this is used.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, set[Packing]] = {}  # by the array's id
+
+    def add(
+        self,
+        stages: Collection[Stage],
+        kernels: Mapping[str, Kernel],
+        constants: Mapping[str, np.ndarray],
+    ) -> None:
+        """What the kernels of a variant read."""
+        for stage in stages:
+            packings = kernels[stage.key].packings  # by the names of the canonical stage
+            for mine, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True):
+                if canonical.name in packings and mine.name in constants:
+                    known = self._known.setdefault(id(constants[mine.name]), set())
+                    known.add(packings[canonical.name])
+
+    def choose(
+        self,
+        policy: Policy,
+        built: Mapping[str, tuple[Config, Kernel]],
+        constants: Mapping[str, np.ndarray],
+        stage: Stage,
+        without: Collection[str] = (),
+    ) -> Pick | None:
+        """The policy's choice, or one that is nearly as fast and needs no new layout. A kernel that
+        is ``built``, by the stage's key, is taken again. What was measured stands.
+        """
+        best = policy.choose(stage, without)
+        there = built.get(stage.key)
+        if best is None or (there and there[0] == best.config):
+            return best
+        if there is None and self._fits(best, stage, constants):
+            return best
+        promising = policy.best(stage, LOOKED_AT, without)
+        if best.config != promising[0].config:  # it was measured
+            return best
+        if there is not None and there[0].sketch not in without:
+            return priced(policy, space_of(stage, policy.target), there[0]) or best
+        close = [pick for pick in promising if pick.seconds <= CLOSE * best.seconds]
+        return next((pick for pick in close if self._fits(pick, stage, constants)), best)
+
+    def _fits(self, pick: Pick, stage: Stage, constants: Mapping[str, np.ndarray]) -> bool:
+        """True if the pick brings no further layout of a constant that has one."""
+        return all(
+            not (known := self._known.get(id(constants.get(name)))) or packing in known
+            for name, packing in _packings(pick, stage)
+        )
+
+
+def _packings(pick: Pick, stage: Stage) -> Iterator[tuple[str, Packing]]:
+    """Layouts of the stage's constants, by the stage's own names. The pick may have been made for
+    an equal stage with other names.
+    """
+    layouts = getattr(pick.sketch, "layouts", None)  # of sketches whose layouts follow from configs
+    if layouts is None:
+        return
+    names = [one.name for one in pick.sketch.stage.inputs]
+    for name, packing in layouts(pick.config).items():
+        yield stage.inputs[names.index(name)].name, packing
