@@ -1,12 +1,15 @@
-"""Weights that a file keeps in 8 bits stay in 8 bits in the library, and kernels widen them.
+"""Weights that a file keeps in 8 or 4 bits stay so in the library, and kernels widen them.
 
     before: y = matmul(x, W)
     after:  p = matmul(x, Q {int8})    y = multiply(p, s), with W = Q * s, s for each column
     or:     y = matmul(x, Q {int8}, s), with s for each block of k and column
+    or:     y = matmul(x, Q {int4}, s, z), with W = (Q - z) * s; or any of the others with int4
 
 This is for products of float32 by weights that are dequantized alone. Kernels widen Q exactly, and
 s is part of the epilogue; with blocks, of the widening. So a result is as exact as one of float32
 weights. The weights are found by their values (:mod:`gtco.graph.grids`), after all other rewrites.
+Those of 4 bits need a zero point z if their steps do not lie around 0; one scale for each column is
+then one block. Blocks have scales of float16 if that holds them.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ import numpy as np
 from gtco.graph.fusion.dpof import Floor
 from gtco.graph.fusion.stages import no_floor
 from gtco.graph.graph import Graph
-from gtco.graph.grids import Grid, grid
+from gtco.graph.grids import Grid, four_bits, grid
 from gtco.graph.precision import Cost, Prices
 from gtco.support.garbage import uncollected
 from gtco.tensor.analysis.window import narrow_groups
-from gtco.tensor.stage import Operator, make_attrs
+from gtco.tensor.stage import INT4, Operator, make_attrs
 
 BYTE = "int8"
 BLOCKS = (256, 128, 64, 32, 16)  # steps of k that have scales of their own
@@ -31,13 +34,14 @@ _PRODUCTS = ("matmul", "conv2d", "conv_transpose2d")
 
 
 def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor) -> Graph:
-    """The graph with the weights of products in int8, if their values are whole steps of a scale of
-    their column; the graph itself if there are none. With ``cost``, a product that would be slower
+    """The graph with the weights of products in int4 or int8, if their values are whole steps of a
+    scale of their column; the graph itself if there are none. With ``cost``, a product that would be slower
     keeps its weights. ``floor`` is a lower bound on the cost of a stage with the operator.
     """
     given, graph = graph, graph.copy()
     prices = Prices(graph, BYTE, cost, floor)
-    found: dict[tuple[str, str], _Stored | None] = {}
+    found: dict[tuple[str, str], list[_Stored]] = {}
+    stored = False
     with uncollected():  # as in the fusion search: the same policy prices here
         for op in list(graph.operators.values()):
             if not _multiplies(graph, op):
@@ -45,24 +49,26 @@ def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
             source = op.inputs[1]
             if (source, op.kind) not in found:
                 found[source, op.kind] = _stored(graph, op)
-            twin = found[source, op.kind]
-            if twin is None:
-                continue
-            product = _product(graph, op, twin)
-            if prices.pays(op, (), product):
-                _put(graph, op, product, twin)
-    return graph.prune() if any(found.values()) else given
+            for twin in found[source, op.kind]:
+                product = _product(graph, op, twin)
+                if prices.pays(op, (), product):
+                    _put(graph, op, product, twin)
+                    stored = True
+                    break
+    return graph.prune() if stored else given
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Weights in int8: the constant's name, and the scale of each column. With ``block``, the scale
-    of each block of so many steps of k, by column.
+    """Weights in int8 or int4: the constant's name, and the scale of each column. With ``block``,
+    the constants with the scale of each block of so many steps of k, by column, and with its zero
+    point, if there are any.
     """
 
     steps: str
     scale: np.ndarray
     block: int = 0
+    of_blocks: tuple[str, ...] = ()
 
 
 def _product(graph: Graph, op: Operator, stored: _Stored) -> Operator:
@@ -70,7 +76,7 @@ def _product(graph: Graph, op: Operator, stored: _Stored) -> Operator:
     inputs: tuple[str, ...] = (op.inputs[0], stored.steps)
     attrs = op.attrs
     if stored.block:
-        inputs = (*inputs, graph.add_constant(stored.scale, "scales"))
+        inputs = (*inputs, *stored.of_blocks)
         attrs = make_attrs(**dict(attrs), block=stored.block)
     output = op.output if stored.block else graph.fresh(f"{op.output}_steps")
     return Operator(op.kind, inputs, output, op.type, attrs, op.name)
@@ -93,7 +99,7 @@ def scaled_product(graph: Graph, op: Operator | None) -> str | None:
     product = graph.producer(op.inputs[0]) if op is not None and op.kind == "multiply" else None
     if product is None or product.kind not in _PRODUCTS or product.type.dtype != "float32":
         return None
-    return product.kind if graph.types[product.inputs[1]].dtype == BYTE else None
+    return product.kind if graph.types[product.inputs[1]].dtype in (BYTE, INT4) else None
 
 
 def _multiplies(graph: Graph, op: Operator) -> bool:
@@ -112,40 +118,60 @@ def _multiplies(graph: Graph, op: Operator) -> bool:
     return op.kind == "matmul" or not narrow_groups(op, shape)
 
 
-def _stored(graph: Graph, op: Operator) -> _Stored | None:
-    """The weights in int8; None if they have no grid."""
+def _stored(graph: Graph, op: Operator) -> list[_Stored]:
+    """The weights in int4 and in int8, the smaller first; none if they have no grid."""
     array = graph.constants[op.inputs[1]]
     front = np.moveaxis(array, _columns(op), -1)  # columns last
     # a batch of matrices has other columns for each of them
     batch = array.shape[:-2] if op.kind == "matmul" else ()
     depth = front.size // front.shape[-1] // int(np.prod(batch, dtype=int))
     if depth < LEAST:
-        return None
+        return []
     matrix = front.reshape(-1, depth, front.shape[-1]).swapaxes(0, 1).reshape(depth, -1)
     made: Grid | None = grid(matrix)
     if made is not None:
-        steps = made.steps.reshape(depth, -1, front.shape[-1]).swapaxes(0, 1).reshape(front.shape)
-        turned = np.ascontiguousarray(np.moveaxis(steps, -1, _columns(op)))
-        scale = made.scale.reshape(*batch, front.shape[-1])
-        return _Stored(graph.add_constant(turned, op.inputs[1]), scale)
+        found = []
+        for one in (four_bits(made), made):
+            if one is not None and one.zero is None:
+                steps = one.steps.reshape(depth, -1, front.shape[-1]).swapaxes(0, 1)
+                turned = np.moveaxis(steps.reshape(front.shape), -1, _columns(op))
+                scale = one.scale.reshape(*batch, front.shape[-1])
+                name = graph.add_constant(np.ascontiguousarray(turned), op.inputs[1])
+                found.append(_Stored(name, scale))
+            elif one is not None and op.kind == "matmul" and not batch:
+                found.append(_of_blocks(graph, op.inputs[1], one, depth, depth))
+        return found
     if op.kind != "matmul" or batch:
-        return None
+        return []
     return _in_blocks(graph, op.inputs[1], array)
 
 
-def _in_blocks(graph: Graph, name: str, matrix: np.ndarray) -> _Stored | None:
-    """The weights [k, n] in int8 with scales of blocks of k; None if no size of blocks fits."""
-    depth, columns = matrix.shape
+def _in_blocks(graph: Graph, name: str, matrix: np.ndarray) -> list[_Stored]:
+    """The weights [k, n] in int4 and in int8 with scales of blocks of k; none if no size of blocks
+    fits.
+    """
+    depth, _ = matrix.shape
     for block in (size for size in BLOCKS if size < depth):
         if grid(_apart(matrix[:, :1], block)) is None:  # most weights have no grid
             continue
         made = grid(_apart(matrix, block))
         if made is not None:
-            steps = made.steps.reshape(block, -1, columns).swapaxes(0, 1)
-            steps = np.ascontiguousarray(steps.reshape(-1, columns)[:depth])
-            scales = made.scale.reshape(-1, columns)
-            return _Stored(graph.add_constant(steps, name), scales, block)
-    return None
+            both = (four_bits(made), made)
+            return [_of_blocks(graph, name, one, block, depth) for one in both if one is not None]
+    return []
+
+
+def _of_blocks(graph: Graph, name: str, made: Grid, block: int, depth: int) -> _Stored:
+    """The constants of weights with scales of blocks, whose blocks lie :func:`_apart`."""
+    columns = made.steps.shape[1] // -(-depth // block)
+    steps = made.steps.reshape(block, -1, columns).swapaxes(0, 1).reshape(-1, columns)[:depth]
+    scale = made.scale.reshape(-1, columns)
+    half = scale.astype(np.float16)
+    constants = [graph.add_constant(half if (half == scale).all() else scale, "scales")]
+    if made.zero is not None:
+        constants.append(graph.add_constant(made.zero.reshape(-1, columns), "zeros"))
+    stored = graph.add_constant(np.ascontiguousarray(steps), name)
+    return _Stored(stored, scale, block, tuple(constants))
 
 
 def _apart(matrix: np.ndarray, block: int) -> np.ndarray:

@@ -11,22 +11,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 # A value may differ from its step times the scale by float32's rounding, and once more by that of a
 # factor that a rewrite folded into the weights.
 TOLERANCE = 2.0**-22
 _HIGHEST, _LOWEST = 127, 128  # magnitudes of the largest and the least int8
+_LEAST4, _MOST4 = -8, 7  # the range of int4
 _FIRST = 4  # columns that are looked at before all
 _FEW = 4  # rows that are looked at before all
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Weights as whole numbers, int8 [k, columns], times the scale of each column, float32."""
+    """Weights as whole numbers, int8 or int4 [k, columns], times the scale of each column, float32.
+    If there is a ``zero`` point, int8, for each column, it is subtracted from the steps before.
+    """
 
     steps: np.ndarray
     scale: np.ndarray
+    zero: np.ndarray | None = None
 
 
 def grid(weights: np.ndarray) -> Grid | None:
@@ -48,6 +53,27 @@ def grid(weights: np.ndarray) -> Grid | None:
     # not so for scales that float32 holds with fewer bits, near its least numbers
     near = np.abs(made.steps * made.scale - weights) <= 2 * TOLERANCE * np.abs(weights)
     return made if near.all() else None
+
+
+def four_bits(found: Grid) -> Grid | None:
+    """The grid with steps of int4, with zero points if some column needs one; None if its steps in
+    some column lie further apart.
+    """
+    steps, scale = found.steps, found.scale
+    least, most = steps.min(axis=0), steps.max(axis=0)
+    if (most.astype(int) - least > _MOST4 - _LEAST4).any():
+        return None
+    # 8 steps are -8 with the opposite scale, as ONNX Runtime's quantizer makes them
+    turned = (most == -_LEAST4) & (least >= -_MOST4)
+    steps, scale = np.where(turned, -steps, steps), np.where(turned, -scale, scale)
+    least, most = steps.min(axis=0), steps.max(axis=0)
+    if (least >= _LEAST4).all() and (most <= _MOST4).all():
+        return Grid(steps.astype(ml_dtypes.int4), scale)
+    zero = _LEAST4 - least.astype(int)  # the least step becomes the least int4
+    if (zero < -_LOWEST).any():
+        return None
+    zero = zero.astype(np.int8)
+    return Grid((steps + zero).astype(ml_dtypes.int4), scale, zero)
 
 
 def _scale(largest: np.ndarray, level: np.ndarray | int) -> np.ndarray:

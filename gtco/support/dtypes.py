@@ -1,4 +1,4 @@
-"""numpy's dtypes by name, including bfloat16. ml_dtypes defines bfloat16, and numpy knows it by
+"""numpy's dtypes by name, with bfloat16 and int4. ml_dtypes defines these, and numpy knows them by
 name only after something has imported ml_dtypes.
 """
 
@@ -12,15 +12,15 @@ from gtco.support.errors import ArtifactError
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """numpy's dtype with that name; bfloat16 comes from ml_dtypes."""
-    if name == "bfloat16":
+    """numpy's dtype with that name; bfloat16 and int4 come from ml_dtypes."""
+    if name in ("bfloat16", "int4"):
         try:
             import ml_dtypes
         except ModuleNotFoundError:
             raise ArtifactError(
-                "tensors of bfloat16 need the package ml_dtypes: pip install ml_dtypes"
+                f"tensors of {name} need the package ml_dtypes: pip install ml_dtypes"
             ) from None
-        name = ml_dtypes.bfloat16
+        name = getattr(ml_dtypes, name)
     result: np.dtype[Any] = np.dtype(name)
     return result
 

@@ -118,11 +118,12 @@ OPERATORS: dict[str, OperatorInfo] = {
     # complex; an epilogue can be fused to them
     "matmul": OperatorInfo(
         COMPLEX,
-        (2, 3),
+        (2, 4),
         (),
         "numpy.matmul of two tensors with 2 or more axes each, batch axes broadcast; the product "
         "of bfloat16 tensors is float32, as in the other contractions; a third tensor "
-        "[blocks, n] has the scales of 'block' rows each of an int8 matrix [k, n]",
+        "[blocks, n] has the scales of 'block' rows each of an int8 or int4 matrix [k, n], a "
+        "fourth their zero points in int8, which are subtracted before",
         ("block",),
     ),
     "conv2d": OperatorInfo(

@@ -17,8 +17,9 @@ class Packing:
     The array is viewed as ``shape``, transposed by ``axes``, zero-padded at the end of each axis by
     ``pad``, viewed as ``split`` and transposed by ``order``. If ``then`` is given, the result is
     packed once more by it. If ``both`` is given, the last two axes are first multiplied by this
-    matrix from both sides, w -> both w both^T, in float64 and rounded once. Every field is data, so
-    a packing can go to other processes and to JSON.
+    matrix from both sides, w -> both w both^T, in float64 and rounded once. With ``pairs``, two
+    neighbours of 4 bits along the last axis become a byte, whose low bits are the first. Every
+    field is data, so a packing can go to other processes and to JSON.
     """
 
     shape: tuple[int, ...]
@@ -28,6 +29,7 @@ class Packing:
     order: tuple[int, ...]
     then: Packing | None = None
     both: tuple[tuple[float, ...], ...] = ()
+    pairs: bool = False
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         if self.both:
@@ -37,18 +39,30 @@ class Packing:
         if any(self.pad):
             view = np.pad(view, [(0, p) for p in self.pad])
         packed = np.ascontiguousarray(view.reshape(self.split).transpose(self.order))
+        if self.pairs:
+            bits = packed.astype(np.int8)
+            packed = (bits[..., 1::2] << 4) | (bits[..., ::2] & 15)
         return self.then.apply(packed) if self.then else packed
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
-        return self.then.packed_shape if self.then else tuple(self.split[i] for i in self.order)
+        if self.then:
+            return self.then.packed_shape
+        *rest, last = (self.split[i] for i in self.order)
+        return (*rest, last // 2 if self.pairs else last)
+
+    def packed_dtype(self, dtype: str) -> str:
+        """The dtype of what :meth:`apply` makes of an array of ``dtype``."""
+        if self.then:
+            return self.then.packed_dtype(dtype)
+        return "int8" if self.pairs else dtype
 
 
 def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:
     """The types of a stage's inputs that its kernel sees."""
     return {
-        i.name: TensorType(packings[i.name].packed_shape, i.type.dtype)
-        if i.name in packings
+        i.name: TensorType(packing.packed_shape, packing.packed_dtype(i.type.dtype))
+        if (packing := packings.get(i.name)) is not None
         else i.type
         for i in stage.inputs
     }

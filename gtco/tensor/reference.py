@@ -197,9 +197,9 @@ def _wide(operator: Operator, arrays: Sequence[Array]) -> list[Array]:
     float16 ones whose products are summed in float32, and for uint8 and int8 ones, whose products
     are summed in int32. float64 holds such integer sums exactly.
     """
+    wide = (ml_dtypes.bfloat16, ml_dtypes.int4)  # numpy multiplies neither
     return [
-        a.astype(np.float64) if a.dtype == ml_dtypes.bfloat16 or _summed_wide(operator, a) else a
-        for a in arrays
+        a.astype(np.float64) if a.dtype in wide or _summed_wide(operator, a) else a for a in arrays
     ]
 
 
@@ -222,9 +222,12 @@ def _product(
 def _matmul(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
     if len(arrays) == 2:
         return _product(np.matmul)(operator, attrs, arrays)
-    a, steps, scales = arrays
-    wide = np.repeat(scales, attrs["block"], axis=0)[: len(steps)]
-    return np.matmul(a, (steps * wide).astype(a.dtype))
+    a, steps, *of_blocks = arrays
+    scales, *zeros = (
+        np.repeat(x.astype(a.dtype), attrs["block"], axis=0)[: len(steps)] for x in of_blocks
+    )
+    whole = steps.astype(a.dtype)
+    return np.matmul(a, (whole - zeros[0] if zeros else whole) * scales)
 
 
 def _pad(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 from typing import Any, NoReturn
 
 Dim = int | str  # a number, or the name of a symbolic size
@@ -36,6 +36,13 @@ ITEM_BYTES = {
     "uint64": 8,
     "bool": 1,
 }
+# Weights alone have this dtype. Two lie in a byte; in numpy's arrays each has a byte of its own.
+INT4 = "int4"
+
+
+def item_bytes(dtype: str) -> float:
+    """Bytes of an element in memory: half a byte for int4."""
+    return 0.5 if dtype == INT4 else ITEM_BYTES[dtype]
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class TensorType:
 
     @cached_property
     def nbytes(self) -> int:
-        return self.size * ITEM_BYTES[self.dtype]
+        return ceil(self.size * item_bytes(self.dtype))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

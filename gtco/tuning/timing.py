@@ -19,7 +19,7 @@ from gtco.runtime.module import load
 from gtco.runtime.plan import TensorSpec
 from gtco.runtime.tensors import aligned_empty
 from gtco.support.dtypes import numpy_dtype
-from gtco.tensor.stage import TensorType
+from gtco.tensor.stage import INT4, TensorType
 
 WARM_ROUNDS = 2
 # Eight rounds are the fewest by which a rival of eight can win by more than luck (verdict.CHANCE).
@@ -92,6 +92,8 @@ def values(
             bounds = np.iinfo(dtype)
             low, high = max(bounds.min, -LARGEST), min(bounds.max, LARGEST)
             drawn = random.integers(low, high + 1, count).astype(dtype)
+        case _ if type_.dtype == INT4:
+            drawn = random.integers(-8, 8, count).astype(dtype)
         case _:
             drawn = random.standard_normal(count).astype(dtype)
     return drawn.reshape(shape) if drawn.size == type_.size else np.resize(drawn, shape)

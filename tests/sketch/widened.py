@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from gtco.machine.target import Target
+from gtco.support.dtypes import numpy_dtype
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
 from tests.kernels import assert_close, build_each, fresh_seed, reference, runnable
@@ -81,6 +82,14 @@ def few(sketch: Sketch, kind: str) -> Iterator[Config]:
         yield from {mine[i * (len(mine) - 1) // 2] for i in range(3)} if mine else ()
 
 
+def drawn(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Integers of the whole range of their dtype, or normal floats."""
+    most = {"int8": 128, "int4": 8}.get(type.dtype)
+    if most is None:
+        return rng.standard_normal(type.sizes).astype(type.dtype)
+    return rng.integers(-most, most, type.sizes).astype(numpy_dtype(type.dtype))
+
+
 def check(
     match: Callable[[Stage, Target], Sketch | None], stage: Stage, name: str, kind: str
 ) -> set[bool]:
@@ -93,12 +102,7 @@ def check(
     seed = fresh_seed()
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
-    arrays = [
-        rng.integers(-128, 128, i.type.sizes, np.int8)
-        if i.type.dtype == "int8"
-        else rng.standard_normal(i.type.sizes).astype(i.type.dtype)
-        for i in stage.inputs
-    ]
+    arrays = [drawn(rng, i.type) for i in stage.inputs]
     wanted = reference(stage, arrays).astype(np.float64)
     kinds = set()
     for config, kernel in build_each(sketch, few(sketch, kind), machine):

@@ -25,7 +25,7 @@ from gtco.tensor.packing import packed_types
 from gtco.tensor.sketch import space_of
 from gtco.tensor.sketch.shared.pack import copy_run
 from gtco.tensor.space import Config, Program, Sketch, build, configs
-from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from gtco.tensor.stage import INT4, Operator, Stage, TensorType, make_attrs, make_stage
 from gtco.tensor.workload import Workload
 
 DEPTH = 128  # steps of k: the operands of every tile fit any L1
@@ -52,7 +52,10 @@ def operand_types(tile: MicroKernel) -> tuple[TensorType, ...]:
     kind = tile.kind
     return (
         TensorType((tile.rows, DEPTH), kind.a.dtype),
-        TensorType((DEPTH // kind.b.step, tile.columns * kind.b.step), kind.b.dtype),
+        TensorType(
+            (DEPTH // kind.b.step, kind.b.places(tile.columns * kind.b.step)),
+            "int8" if kind.b.dtype == INT4 else kind.b.dtype,
+        ),
         TensorType((tile.rows, tile.columns), kind.accumulator),
     )
 

@@ -46,6 +46,7 @@ from gtco.search.calibration.level0 import (
     symbol,
     tile_kernel,
 )
+from gtco.search.calibration.rates import default_rate
 from gtco.search.calibration.timing import Call, aligned, call, of_each, operands, together
 from gtco.tensor.intrinsics.table import (
     KINDS,
@@ -56,6 +57,7 @@ from gtco.tensor.intrinsics.table import (
     tallest,
     timed_micro_kernels,
 )
+from gtco.tensor.stage import INT4
 
 MOST_SECONDS = 5.0  # of the whole measurement
 # Of all arrays together. They also take at most 1 / SHARE_LEFT of the memory that is left.
@@ -157,7 +159,7 @@ def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:
     """The rates of the rows that are not timed. That of a row for bytes is the one of the fma row
     of the same size, times the ratio of the two rates of the timed row with as many vectors. That
     of a row for int8 weights is the one of the row for float16, which widens by as many
-    instructions.
+    instructions. That of a row for int4 weights differs from it as their formulas do.
     """
     rows = micro_kernels(target, "int8")
     half = kinds(target, "float16")[0]
@@ -169,10 +171,13 @@ def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:
 
     ratios = {n: rates[tile.kernel] / rate(tile) for n, tile in tallest(rows).items()}
     found = {tile.kernel: ratios[tile.vectors] * rate(tile) for tile in rows}
-    return found | {
-        tile.kernel: rates[replace(tile, kind=half).kernel]
-        for tile in micro_kernels(target, WEIGHTS)
-    }
+    for tile in (*micro_kernels(target, WEIGHTS), *micro_kernels(target, INT4)):
+        same = replace(tile, kind=half).kernel
+        slower = 1.0
+        if tile.kind.operand == INT4:
+            slower = default_rate(target, tile.kernel) / default_rate(target, same)
+        found[tile.kernel] = rates[same] * slower
+    return found
 
 
 def _arrays() -> list[np.ndarray]:

@@ -52,10 +52,11 @@ class Contraction:
     def b_index(self, b: Expr, k: Expr, n: Expr) -> list[Expr]:
         raise AssertionError
 
-    def packing(self, nr: int, step: int = 1, whole: int = 1) -> Packing:
+    def packing(self, nr: int, step: int = 1, whole: int = 1, pairs: bool = False) -> Packing:
         """Constant B in panels of ``nr`` columns, with ``step`` neighbours of k side by side and
         zeros at the ends: [batches, ceil(n / nr), ceil(k / step), nr, step]. The last axis exists
-        only if it is not 1. Panels end at a multiple of ``whole`` steps of k too.
+        only if it is not 1. Panels end at a multiple of ``whole`` steps of k too. With ``pairs``,
+        two of 4 bits lie in a byte.
         """
         panels, depth = ceil(self.n / nr), ceil(ceil(self.k / whole) * whole / step)
         pad = (0, depth * step - self.k, panels * nr - self.n)
@@ -64,7 +65,12 @@ class Contraction:
             Packing(shape, (0, 1, 2), pad, (self.batch, depth, panels, nr), (0, 2, 1, 3))
             if step == 1
             else Packing(
-                shape, (0, 1, 2), pad, (self.batch, depth, step, panels, nr), (0, 3, 1, 4, 2)
+                shape,
+                (0, 1, 2),
+                pad,
+                (self.batch, depth, step, panels, nr),
+                (0, 3, 1, 4, 2),
+                pairs=pairs,
             )
         )
         matrix = self.matrix_packing()

@@ -298,7 +298,8 @@ class _Step:
         """Vector j of this step of B, with the neighbours of k that are read as one as an int32."""
         if str(self.b.buffer.dtype) == "int32":
             return self.vector(j)
-        many = self.tile.kind.b.step
+        layout = self.tile.kind.b
+        many = layout.places(layout.step)
         return tirx.reinterpret(f"int32x{self.tile.lanes}", self.vector(j, many))
 
     def accumulate(
@@ -413,6 +414,24 @@ def _widened(s: _Step) -> None:
         s.accumulate(vectors, lambda i, half=half: s.element(i, em.index(s.k + half)), _product)  # type: ignore[misc]
 
 
+def nibbles(em: Emitter, words: Expr) -> Iterator[Expr]:
+    """The eight int4 in each int32 of a vector, as eight vectors of float32, from the lowest bits
+    on. A shift to the left, and one back that copies the sign.
+    """
+    lanes = lanes_of(words)
+    for n in range(8):
+        raised = tirx.shift_left(words, em.splat(tirx.const(28 - 4 * n, "int32"), lanes))
+        steps = tirx.shift_right(raised, em.splat(tirx.const(28, "int32"), lanes))
+        yield tirx.Cast(f"float32x{lanes}", steps)
+
+
+def _nibble(s: _Step) -> None:
+    words = [s.em.let(s.words(j), "words") for j in range(s.tile.vectors)]
+    for n, parts in enumerate(zip(*(nibbles(s.em, x) for x in words), strict=True)):
+        vectors = [s.em.let(x, "b") for x in parts]
+        s.accumulate(vectors, lambda i, n=n: s.element(i, s.em.index(s.k + n)), _product)  # type: ignore[misc]
+
+
 def _half(s: _Step) -> None:
     wide = f"float32x{s.tile.lanes}"
     vectors = [s.em.let(tirx.Cast(wide, s.vector(j)), "b") for j in range(s.tile.vectors)]
@@ -430,6 +449,7 @@ _STEPS: dict[str, Callable[[_Step], None]] = {
     "half": _half,
     "fcvtl": _half,
     "byte": _half,
+    "nibble": _nibble,
     "vnni": _dot(DOT_BYTES),
     "vnni256": _dot(DOT_BYTES),
 }

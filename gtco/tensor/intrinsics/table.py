@@ -15,7 +15,7 @@ from math import ceil
 
 from gtco.machine.isa import NEON_LANES
 from gtco.machine.target import Target
-from gtco.tensor.stage import ITEM_BYTES, Stage
+from gtco.tensor.stage import INT4, ITEM_BYTES, Stage, item_bytes
 
 WIDTHS = (1, 2, 3, 4, 6)  # vectors of columns
 TALLEST = 14  # rows: more gain nothing, because B is loaded once a step for all of them
@@ -38,17 +38,29 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of an element."""
+        """Bytes of an element that has whole ones."""
         return ITEM_BYTES[self.dtype]
 
+    @property
+    def item(self) -> float:
+        """Bytes of an element."""
+        return item_bytes(self.dtype)
+
+    def places(self, count: int) -> int:
+        """The elements of a kernel's buffer that hold ``count`` of the operand: bytes for int4."""
+        return count // 2 if self.dtype == INT4 else count
+
+
+# int4 weights in memory: eight neighbours of k are an int32, the first in its lowest bits.
+NIBBLES = Layout(INT4, 8)
 
 @dataclass(frozen=True)
 class Kind:
     """The properties that the rows around one instruction share.
 
     - ``operand``: the dtype of B in the graph, and of A too, except for a float32 A beside float16
-      weights, and on x86-64 a uint8 A beside int8 weights; ``WEIGHTS`` for a float32 A beside int8
-      weights;
+      or int4 weights, and on x86-64 a uint8 A beside int8 weights; ``WEIGHTS`` for a float32 A
+      beside int8 weights;
     - ``a``, ``b``: the layouts in which the row reads them;
     - ``step``: the steps of k of an iteration;
     - ``products``: the multiply-adds of one lane of one instruction (of one of its rows);
@@ -80,7 +92,7 @@ class Kind:
     @property
     def word(self) -> int:
         """The bytes of a step of B that lie side by side and are read as one, for one column."""
-        return self.b.step * self.b.nbytes
+        return int(self.b.step * self.b.item)
 
     def admitted(self, target: Target) -> bool:
         return target.lanes in self.lanes and set(self.features) <= set(target.features)
@@ -181,6 +193,17 @@ KINDS: Mapping[str, Kind] = {
             Layout("float32"),
             Layout("int8"),
             converts=2,
+            lanes=(NEON_LANES, 8, 16),
+        ),
+        # int4 weights in memory: two shifts and VCVTDQ2PS widen each eighth of a vector of int32
+        Kind(
+            "nibble",
+            INT4,
+            Layout("float32"),
+            NIBBLES,
+            step=8,
+            spare=2,
+            converts=3,
             lanes=(NEON_LANES, 8, 16),
         ),
         # VPDPBUSD: each lane adds the products of four uint8 of A and four int8 of B, exactly, in
@@ -381,12 +404,13 @@ def _heights(target: Target, kind: Kind, vectors: int) -> Sequence[int]:
 
 def timed_micro_kernels(target: Target) -> tuple[MicroKernel, ...]:
     """The rows that are timed to measure a machine: all, but of those for bytes only the tallest
-    for each number of vectors, and none of those for int8 weights. The rates of the others follow
-    from those of rows that execute as many instructions and loads
+    for each number of vectors, and none of those for int8 and int4 weights. The rates of the
+    others follow from those of rows that execute as many instructions and loads
     (:func:`gtco.search.calibration.measure.derived`).
     """
     rows = micro_kernels(target, "int8")
-    derived = {*rows, *micro_kernels(target, WEIGHTS)} - set(tallest(rows).values())
+    weights = (*micro_kernels(target, WEIGHTS), *micro_kernels(target, INT4))
+    derived = {*rows, *weights} - set(tallest(rows).values())
     return tuple(tile for tile in every_micro_kernel(target) if tile not in derived)
 
 

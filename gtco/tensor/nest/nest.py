@@ -8,9 +8,9 @@ from functools import cached_property
 from math import ceil
 
 from gtco.tensor.emit.scratch import ALIGN, Piece
-from gtco.tensor.intrinsics.table import Kind, MicroKernel
+from gtco.tensor.intrinsics.table import NIBBLES, Kind, MicroKernel
 from gtco.tensor.nest.shape import TaskShape, cut
-from gtco.tensor.stage import ITEM_BYTES
+from gtco.tensor.stage import INT4, item_bytes
 
 PLACES_OF_A = ("direct", "packed")
 PLACES_OF_B = ("direct", "packed", "panels", "widened")
@@ -31,9 +31,9 @@ class Placed:
     stride: int = 0
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> float:
         """Bytes of an element in the tensor."""
-        return ITEM_BYTES[self.dtype]
+        return item_bytes(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class Nest:
             return f"extents {self.extents} and chunks {self.chunks} must be positive"
         if not 1 <= self.kc <= k or (self.kc < k and self.kc % kind.step):
             return f"kc={self.kc} must be k={k}, or less and a multiple of {kind.step}"
+        if self.b.dtype == INT4 and self.kc < k and self.kc % NIBBLES.step:
+            return f"kc={self.kc} must be k={k}, or end where {NIBBLES.step} steps of int4 do"
         if self.order not in ("panels", "rows"):
             return f"order={self.order} is neither panels nor rows"
         if self.prefetch not in ("none", "next", "both"):
@@ -154,7 +156,8 @@ class Nest:
             depth, dtype = packed_steps(self.kc, kind)
             yield Piece("panels", (shape.task_panels, depth, columns), dtype)
         if self.b.how == "widened":
-            yield Piece("panel", (self.kc, columns), kind.b.dtype)
+            whole = NIBBLES.step if self.b.dtype == INT4 else 1  # steps that are widened at once
+            yield Piece("panel", (ceil(self.kc / whole) * whole, columns), kind.b.dtype)
         tiles = self.held * shape.task_panels if self.kblocks > 1 else 1
         yield Piece("tiles", (tiles, self.row.rows, columns), kind.accumulator)
 

@@ -27,7 +27,7 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     kblocks, panels, columns = nest.kblocks, shape.task_panels, tile.columns
     ahead = nest.prefetch != "none"
     # bytes of an element of A, B and C when it is multiplied, and in the tensors
-    item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
+    item_a, item_b, item_c = float(tile.kind.a.nbytes), tile.kind.b.item, 4.0
     stored_a, stored_b, stored_c = nest.a.nbytes, nest.b.nbytes, float(ITEM_BYTES[nest.out])
     rows = shape.task_rows / passes
     height = rows / held  # the average of the blocks' two heights

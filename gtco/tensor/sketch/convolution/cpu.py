@@ -36,7 +36,7 @@ from gtco.tensor.sketch.shared.pack import RUN_COST
 from gtco.tensor.sketch.shared.program import program
 from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
-from gtco.tensor.stage import ITEM_BYTES, Stage
+from gtco.tensor.stage import INT4, ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # output rows of a task
@@ -140,7 +140,7 @@ class Convolution(ConvolutionFacts):
         v, shape, tile = self.view, self.shape(config), self.product.row(config)
         halo = self.halo(config["rows"], tile.kind)
         # bytes of an element of A, B and C when it is multiplied, and in the tensors
-        item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
+        item_a, item_b, item_c = float(tile.kind.a.nbytes), tile.kind.b.item, 4.0
         item = float(ITEM_BYTES[self.product.operand_a])
         item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
         kc, kblocks, columns = config["kc"], self.view.k // config["kc"], tile.columns
@@ -227,7 +227,8 @@ class Convolution(ConvolutionFacts):
     def layouts(self, config: Config) -> dict[str, Packing]:
         """Of the constant inputs, by name."""
         tile = MicroKernel.parse(config["tile"], self.target.lanes)
-        return {self.view.op.inputs[1]: self.view.packing(tile.columns, tile.kind.b.step)}
+        step, pairs = tile.kind.b.step, tile.kind.b.dtype == INT4
+        return {self.view.op.inputs[1]: self.view.packing(tile.columns, step, pairs=pairs)}
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops, packings = ConvolutionLoops(self, config), self.layouts(config)

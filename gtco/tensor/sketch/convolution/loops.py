@@ -225,7 +225,8 @@ class ConvolutionLoops:
         start: Expr,
     ) -> None:
         """tile[rows, columns] (+)= A[rows, kc] x B[kc, columns], accumulators in registers."""
-        em, view, columns, kind = self.em, self.view, self.tile.columns, self.tile.kind
+        em, view, kind = self.em, self.view, self.tile.kind
+        columns = kind.b.places(self.tile.columns)  # elements of the buffer in a step of k
         array = self.args.inputs[view.op.inputs[1]]
         place = view.packed_batch(batch) * self.shape.panels + panel
         base = em.let_index((place * view.k + kb * self.kc) * columns, "b_panel")
@@ -235,7 +236,7 @@ class ConvolutionLoops:
             if self.config["prefetch"] == "next":  # the next part of the panel, or the next panel
                 done = (y * self.shape.blocks + block) * self.kc + k
                 part = share * kind.step if kind.in_tiles else 1
-                for n in range(0, part, ALIGN // kind.b.nbytes):
+                for n in range(0, part, ALIGN // ceil(kind.b.item)):
                     em.prefetch(array, base + self.kc * columns + done * share + n)
 
         row = replace(self.tile, rows=rows)

@@ -26,7 +26,7 @@ from gtco.tensor.relax.bridge import lower_module
 from gtco.tensor.relax.calls import BridgeError
 from gtco.tensor.relax.spellings import module_of
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
-from gtco.tensor.stage import NARROW_INDICES, Operator, Stage, TensorType
+from gtco.tensor.stage import INT4, NARROW_INDICES, Operator, Stage, TensorType
 from gtco.tensor.workload import Layer, Stream, Workload
 
 SLOWNESS = 16.0  # factor on the bytes it moves, so that any other sketch is preferred
@@ -75,6 +75,8 @@ def match(stage: Stage, target: Target) -> Fallback | None:
         return None
     if stage.output.kind == "matmul" and len(stage.output.inputs) > 2:
         return None  # TVM has no product with scales of blocks
+    if any(i.type.dtype == INT4 for i in stage.inputs):
+        return None  # nor with two weights in a byte
     return Fallback(stage, target)
 
 

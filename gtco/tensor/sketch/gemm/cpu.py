@@ -64,16 +64,18 @@ from gtco.tensor.sketch.shared.tiling import (
     tile_options,
 )
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
-from gtco.tensor.stage import Stage
+from gtco.tensor.stage import INT4, Stage
 from gtco.tensor.workload import Extra, Workload
 
 SUMS = {  # the product's dtype in the graph, by the operand of its rows
-    **dict.fromkeys(("float32", "bfloat16", "float16", WEIGHTS), "float32"),
+    **dict.fromkeys(("float32", "bfloat16", "float16", WEIGHTS, INT4), "float32"),
     "int8": "int32",
 }
 STORED = ("float32", "bfloat16", "float16", "uint8", "int8", "int32")  # dtypes of the output
-WIDENING = 3.0  # vector instructions that widen a vector of weights into scratch
-SCALING = 2.0  # those that multiply it by the scales of its block
+# Vector instructions that widen a vector of weights into scratch, multiply it by the scales of its
+# block, and subtract the zero points before. Eight vectors of int4 read theirs once.
+WIDENING, SCALING, SHIFTING = 3.0, 2.0, 2.0
+WIDENING_INT4, SCALING_INT4, SHIFTING_INT4 = 4.2, 1.2, 1.3
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
 
@@ -94,10 +96,15 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     view = contraction(stage, op)
     if view is None:
         return None
-    if len(op.inputs) > 2:  # scales of blocks of constant weights
+    if len(op.inputs) > 2:  # scales of blocks of constant weights, and zero points
         matrix = len(stage.types[op.inputs[1]].shape) == 2
-        if rows_for(a, operand) != WEIGHTS or op.inputs[2] not in stage.constants or not matrix:
+        if rows_for(a, operand) not in (WEIGHTS, INT4) or not matrix:
             return None
+        if not stage.constants.issuperset(op.inputs[2:]):
+            return None
+        scales = stage.types[op.inputs[2]].dtype
+        if scales != "float32" and not kinds(target, scales):
+            return None  # no instruction widens them
     norm = norm_prologue.find(stage, op)
     if norm is not None and not (isinstance(view, MatmulView) and view.folded):
         return None
@@ -156,7 +163,7 @@ class Gemm(GemmFacts):
     def tiles(self) -> list[MicroKernel]:
         operand = rows_for(self.operand_a, self.operand)
         rows = micro_kernels(self.target, operand) if self.scales is None else ()
-        if operand in ("float16", WEIGHTS) and self.constant_b:
+        if operand in ("float16", WEIGHTS, INT4) and self.constant_b:
             rows += micro_kernels(self.target)  # on panels of weights that are widened
         return tile_options(rows if self.constant_b else packable(rows), self.view.m, self.view.n)
 
@@ -227,16 +234,26 @@ class Gemm(GemmFacts):
         packed, copied = config["a"] == "packed", self.packs_columns(config)
         columns = shape.task_panels * nest.row.columns
         widened = nest.passes if nest.b.how == "widened" else 0
-        widening = WIDENING if self.scales is None else WIDENING + SCALING
         return (
             Extra("store", stored * (2.0 * nest.kblocks + 2)),
             Extra("pack", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
             Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.prologue_vectors),
             Extra("reduce", shape.tasks * shape.task_rows if packed else 0, self.norm_vectors),
             Extra("pack", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
-            Extra("fma", widening * widened * shape.tasks * v.k * columns / lanes),
+            Extra("fma", self.widening * widened * shape.tasks * v.k * columns / lanes),
             Extra("fma", CONFIGURING * nest.configurations),
         )
+
+    @cached_property
+    def widening(self) -> float:
+        """Vector instructions that widen a vector of weights into scratch."""
+        narrow = self.operand == INT4
+        whole = WIDENING_INT4 if narrow else WIDENING
+        if self.scales is not None:
+            whole += SCALING_INT4 if narrow else SCALING
+        if self.zeros is not None:
+            whole += SHIFTING_INT4 if narrow else SHIFTING
+        return whole
 
     @cached_property
     def packing_vectors(self) -> float:
@@ -285,7 +302,7 @@ class Gemm(GemmFacts):
             self.direct_rows,
             self.direct_columns,
             self.constant_b,
-            self.scales is not None,
+            self.widening,
             self.depth_options,
         )
 
@@ -297,10 +314,12 @@ class Gemm(GemmFacts):
     def _layouts(self, loops: GemmLoops) -> dict[str, Packing]:
         packings, tile = {}, loops.tile
         if self.constant_b:
-            packing = self.view.packing(tile.columns, tile.kind.b.step, tile.kind.step)
-            packings[self.view.op.inputs[1]] = packing
-        if self.scales is not None:
-            packings[self.scales] = self.scales_packing(tile.columns)
+            packings[self.view.op.inputs[1]] = self.view.packing(
+                tile.columns, loops.stored.step, loops.whole, loops.stored.dtype == INT4
+            )
+        for name in (self.scales, self.zeros):
+            if name is not None:
+                packings[name] = self.scales_packing(tile.columns)
         return packings
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
@@ -311,7 +330,7 @@ class Gemm(GemmFacts):
         return replace(made, lines=self.lines(loops.nest))
 
     def scales_packing(self, columns: int) -> Packing:
-        """The scales in panels of columns: [panels, blocks, columns]."""
+        """The scales, or zero points, in panels of columns: [panels, blocks, columns]."""
         n, panels = self.view.n, ceil(self.view.n / columns)
         shape = (self.blocks, n)
         pad, split = (0, panels * columns - n), (self.blocks, panels, columns)

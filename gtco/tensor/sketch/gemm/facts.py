@@ -22,19 +22,25 @@ from gtco.tensor.analysis.placement import (
     row_stride,
     stores_columns,
 )
-from gtco.tensor.intrinsics.table import WEIGHTS, Kind, MicroKernel, kinds
+from gtco.tensor.intrinsics.table import NIBBLES, WEIGHTS, Kind, Layout, MicroKernel, kinds
 from gtco.tensor.nest.nest import Nest, Placed
 from gtco.tensor.nest.shape import TaskShape, task_shape
 from gtco.tensor.space import Config, Option
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.stage import INT4, Operator, Stage
 
 # The dtypes of A and B of which B has to be constant.
-_WEIGHTS = (("float32", "float16"), ("float32", "int8"), ("uint8", "int8"), ("int8", "int8"))
+_WEIGHTS = (
+    ("float32", "float16"),
+    ("float32", "int8"),
+    ("float32", INT4),
+    ("uint8", "int8"),
+    ("int8", "int8"),
+)
 
 
 def operand_dtype(stage: Stage, op: Operator) -> str:
-    """The dtype of both operands, or that of constant weights beside another A: float16 beside
-    float32, int8 beside float32, uint8 or int8. Empty if they are a pair that no row multiplies.
+    """The dtype of both operands, or that of constant weights beside another A: float16 or int4
+    beside float32, int8 beside float32, uint8 or int8. Empty if they are a pair that no row multiplies.
     """
     a, b = (stage.types[x].dtype for x in op.inputs[:2])
     if (a, b) in _WEIGHTS:
@@ -71,6 +77,11 @@ class GemmFacts:
     def scales(self) -> str | None:
         """The tensor with a scale for each block of k and column of B, if there is one."""
         return self.view.op.inputs[2] if len(self.view.op.inputs) > 2 else None
+
+    @property
+    def zeros(self) -> str | None:
+        """The tensor with a zero point for each block of k and column of B, if there is one."""
+        return self.view.op.inputs[3] if len(self.view.op.inputs) > 3 else None
 
     @property
     def blocks(self) -> int:
@@ -137,6 +148,10 @@ class GemmFacts:
         many.
         """
         return self.constant_b and tile.kind.b.dtype != self.operand
+
+    def stored(self, tile: MicroKernel) -> Layout:
+        """The layout in which constant B lies."""
+        return NIBBLES if self.operand == INT4 else tile.kind.b
 
     def packs_columns(self, config: Config) -> bool:
         return not self.constant_b and dict(config.choices).get("b") != "direct"

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, lcm
 
 from tvm import tirx
 
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import Piece, Scratch
-from gtco.tensor.intrinsics.emission import Operand
+from gtco.tensor.intrinsics.emission import Operand, nibbles
 from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.sketch.gemm import norm_prologue
 from gtco.tensor.sketch.gemm.facts import GemmFacts
 from gtco.tensor.sketch.shared.pack import pack_columns, pack_rows
 from gtco.tensor.sketch.shared.tile_store import TileStore
 from gtco.tensor.space import Config
-from gtco.tensor.stage import ITEM_BYTES
+from gtco.tensor.stage import INT4, item_bytes
 
 LINE = 64  # bytes of a cache line
 
@@ -37,7 +37,11 @@ class GemmLoops:
         self.kc, self.kblocks, self.lda, self.held = nest.kc, nest.kblocks, nest.lda, nest.held
         self.packed_a = nest.a.how == "packed"
         self.packed_b, self.widened_b = nest.b.how == "packed", nest.b.how == "widened"
-        self.weight_bytes = ITEM_BYTES[sketch.operand]  # bytes of a stored element of B
+        self.stored = sketch.stored(nest.row)
+        self.whole = lcm(self.kind.step, self.stored.step)  # steps at a multiple of which B ends
+        # of the buffer of constant B: elements of a step of k, and those in a cache line
+        self.width = self.stored.places(self.tile.columns)
+        self.line = LINE // ceil(item_bytes(sketch.operand))
         self.scratch = Scratch(tuple(self.pieces()))
 
     def pieces(self) -> Iterator[Piece]:
@@ -99,25 +103,47 @@ class GemmLoops:
         em, into = self.em, self.arrays["panel"]
         array = self.args.inputs[self.view.op.inputs[1]]
         start = em.let_index(self.packed_panel(batch, kb, panel), "stored")
-        wide = f"{into.dtype}x{em.lanes}"
-        with em.loop(self.depth(kb), "k") as k:
-            scales = self.scales(kb, panel, k)
+        wide, step = f"{into.dtype}x{em.lanes}", self.stored.step
+        many = self.stored.places(step)
+        with em.loop(em.index((self.depth(kb) + (step - 1)) // step), "steps") as number:
+            k = em.index(number * step)
+            scaled = self.scaled(kb, panel, k)
             for j in range(0, self.tile.columns, em.lanes):
-                at = em.ramp(start + k * self.tile.columns + j, em.lanes)
-                value = tirx.Cast(wide, array.buffer[at])
-                em.store_vector(into, [k, j], value if scales is None else value * scales(j))
+                at = em.ramp(start + k * self.width + j * many, em.lanes * many)
+                value = array.buffer[at]
+                if self.stored.dtype == INT4:
+                    words = em.let(tirx.reinterpret(f"int32x{em.lanes}", value), "words")
+                    parts = [*nibbles(em, words)]
+                else:
+                    parts = [tirx.Cast(wide, value)]
+                for n, vector in enumerate(scaled(j, parts)):
+                    em.store_vector(into, [k + n, j], vector)
 
-    def scales(self, kb: Expr, panel: Expr, k: Expr) -> Callable[[int], Expr] | None:
-        """The scales of the block of k that step ``k`` lies in, as vectors by their first column in
-        the panel; None if blocks have none.
+    def scaled(
+        self, kb: Expr, panel: Expr, k: Expr
+    ) -> Callable[[int, Sequence[Expr]], Sequence[Expr]]:
+        """Makes weights of steps: (step - zero point) * scale, with those of the block of k that
+        step ``k`` lies in, for vectors from a column of the panel on. They stay steps if blocks
+        have no scales.
         """
-        name = self.sketch.scales
-        if name is None:
-            return None
-        em, columns, buffer = self.em, self.tile.columns, self.args.inputs[name].buffer
+        sketch, em = self.sketch, self.em
+        if sketch.scales is None:
+            return lambda j, parts: parts
         block = em.let_index((kb * self.kc + k) // self.view.op["block"], "block")
-        start = em.let_index((panel * self.sketch.blocks + block) * columns, "scales")
-        return lambda j: buffer[em.ramp(start + j, em.lanes)]
+        start = em.let_index((panel * sketch.blocks + block) * self.tile.columns, "scales")
+
+        def read(name: str, j: int) -> Expr:
+            value = self.args.inputs[name].buffer[em.ramp(start + j, em.lanes)]
+            return em.let(tirx.Cast(f"float32x{em.lanes}", value), "scale")
+
+        def scaled(j: int, parts: Sequence[Expr]) -> Sequence[Expr]:
+            scale = read(sketch.scales or "", j)
+            if sketch.zeros is not None:
+                zero = read(sketch.zeros, j)
+                parts = [x - zero for x in parts]
+            return [x * scale for x in parts]
+
+        return scaled
 
     def tile_program(
         self,
@@ -218,10 +244,10 @@ class GemmLoops:
         panel.
         """
         em = self.em
-        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.weight_bytes
-        share = ceil(self.tile.columns / self.held)  # elements of it, for each step of k
+        array = self.args.inputs[self.view.op.inputs[1]]
+        share = ceil(self.width / self.held)  # elements of it, for each step of k
         at = self.packed_panel(batch, kb, panel) + (block * depth + k) * share
-        for n in range(0, share * self.kind.step, line):
+        for n in range(0, share * self.kind.step, self.line):
             em.prefetch(array, at + n)
 
     def this_panel(self, batch: Expr, kb: Expr, panel: Expr, k: Expr) -> None:
@@ -229,11 +255,10 @@ class GemmLoops:
         the start of the next panel. A hardware prefetcher stops at the end of a page, and no
         earlier panel of the task prefetched the first one.
         """
-        em, columns, step = self.em, self.tile.columns, self.kind.step
-        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.weight_bytes
+        em, step, array = self.em, self.kind.step, self.args.inputs[self.view.op.inputs[1]]
         ahead = AHEAD_IN_TILES if self.kind.in_tiles else AHEAD
-        at = self.packed_panel(batch, kb, panel) + (k + ahead * step) * columns
-        for n in range(0, columns * step, line):
+        at = self.packed_panel(batch, kb, panel) + (k + ahead * step) * self.width
+        for n in range(0, self.width * step, self.line):
             em.prefetch(array, at + n)
 
     def next_rows(self, batch: Expr, kb: Expr, start: Expr, rows: int, k: Expr) -> None:
@@ -267,9 +292,8 @@ class GemmLoops:
     def packed_panel(self, batch: Expr, kb: Expr, panel: Expr) -> Expr:
         """The place where a block of k of a panel of constant B starts."""
         place = self.view.packed_batch(batch) * self.shape.panels + panel
-        step = self.kind.step
-        depth = ceil(self.view.k / step) * step
-        return (place * depth + kb * self.kc) * self.tile.columns
+        depth = ceil(self.view.k / self.whole) * self.whole
+        return (place * depth + kb * self.kc) * self.width
 
     def panel_of_b(self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr) -> Operand:
         """A panel's block of k, in the packed copy or in an input."""
@@ -279,7 +303,7 @@ class GemmLoops:
         if self.sketch.constant_b:
             array = self.args.inputs[self.view.op.inputs[1]]
             base = em.let_index(self.packed_panel(batch, kb, first_panel + panel), "b_panel")
-            return Operand(array.buffer, base, columns * self.kind.b.step)
+            return Operand(array.buffer, base, self.width * self.kind.b.step)
         if not self.packed_b:
             stride = self.sketch.direct_columns or 0
             origin = self.reader.value(
