@@ -216,20 +216,27 @@ def quantize(
 
 
 def quantize_weights(
-    model: Any, example_inputs: Any = None, *, exclude: Sequence[str] = ()
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    exclude: Sequence[str] = (),
+    bits: int = 8,
+    block_size: int | None = None,
 ) -> QuantizedWeights:
-    """Quantize the weights of a model to int8, and nothing else: no samples are needed.
+    """Quantize the weights of a model to int8 or int4, and nothing else: no samples are needed.
 
     ``model`` and ``example_inputs`` are those of :func:`compile_model`; ``exclude`` names products
-    whose weights stay float32, as for :func:`quantize`. The result has ``model``, plain ONNX with
-    a DequantizeLinear behind the weights of each product, with a scale for each output channel,
-    and ``save(path)``. ``compile_model`` takes it as a model. Raises a
+    whose weights stay float32, as for :func:`quantize`. ``bits`` is 8, or 4 for matrices, while
+    convolutions have 8. ``block_size`` (16, 32, 64, 128 or 256) weights of a matrix along k share a
+    scale; by default all of an output channel do, and with 4 bits 32. The result has ``model``,
+    plain ONNX with a DequantizeLinear behind the weights of each product (of opset 21 or later if
+    there are blocks), and ``save(path)``. ``compile_model`` takes it as a model. Raises a
     :class:`gtco.support.errors.GtcoError` that says what is wrong with the model.
     """
     from gtco.quantization import weights_only
 
     with guarded("quantizing weights"):
-        return weights_only.quantize_weights(model, example_inputs, exclude)
+        return weights_only.quantize_weights(model, example_inputs, exclude, bits, block_size)
 
 
 def candidates_to_file(

@@ -45,8 +45,22 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--weights-only",
         action="store_true",
-        help="quantize the weights alone, to 8 bits: a smaller model that computes in float32; "
-        "needs no --data",
+        help="quantize the weights alone: a smaller model that computes in float32; needs no "
+        "--data",
+    )
+    parser.add_argument(
+        "--bits",
+        type=int,
+        choices=(8, 4),
+        help="with --weights-only: the bits of a weight; those of convolutions always have 8 "
+        "(default 8)",
+    )
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        choices=(16, 32, 64, 128, 256),
+        help="with --weights-only: how many weights of a matrix along k share a scale (default: "
+        "all of an output channel with --bits 8, 32 with --bits 4)",
     )
     arguments.add_quantization(parser, alone=True)
     parser.add_argument(
@@ -63,6 +77,8 @@ def main(options: argparse.Namespace) -> int:
     check_output(options.model, output)
     if options.weights_only:
         return weights_only(options, output)
+    if options.bits or options.block_size:
+        raise OptionError("--bits and --block-size are of --weights-only")
     if options.data is None:
         raise OptionError(
             "quantizing activations needs samples: give --data images.npz, or --weights-only"
@@ -97,12 +113,18 @@ def weights_only(options: argparse.Namespace, output: Path) -> int:
     with uninterrupted():
         import_tvm()
         from gtco.compiler import quantize_weights
-    made = quantize_weights(options.model, exclude=options.exclude)
+    bits = options.bits or 8
+    made = quantize_weights(
+        options.model, exclude=options.exclude, bits=bits, block_size=options.block_size
+    )
     made.save(output)
     say(
         f"{output} ({size(output.stat().st_size)}): the weights of {len(made.quantized)} of "
-        f"{len(made.products)} products in int8"
+        f"{len(made.products)} products in int{bits}"
     )
+    wide = sum(product.kind == "Conv" for product in made.quantized)
+    if bits == 4 and wide:
+        say(f"{wide} of them are convolutions, in int8")
     say(f"gtco compile {output} compiles it")
     return 0
 

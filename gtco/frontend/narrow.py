@@ -6,7 +6,8 @@
     before: q = QuantizeLinear(x, s, z {uint4})
     after:  r = QuantizeLinear(x, s, z' {uint8}); q = Clip(r, 0, 15)
 
-Kernels have no integers of less than 8 bits. The model's inputs and outputs cannot have such types.
+Tensors of the graph have no such types; weights of 4 bits are found again by their values
+(``gtco.graph.byte_weights``). The model's inputs and outputs cannot have them.
 """
 
 from __future__ import annotations

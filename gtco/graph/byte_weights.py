@@ -35,8 +35,9 @@ _PRODUCTS = ("matmul", "conv2d", "conv_transpose2d")
 
 def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor) -> Graph:
     """The graph with the weights of products in int4 or int8, if their values are whole steps of a
-    scale of their column; the graph itself if there are none. With ``cost``, a product that would be slower
-    keeps its weights. ``floor`` is a lower bound on the cost of a stage with the operator.
+    scale of their column; the graph itself if there are none. With ``cost``, a product that would
+    be slower keeps its weights. ``floor`` is a lower bound on the cost of a stage with the
+    operator.
     """
     given, graph = graph, graph.copy()
     prices = Prices(graph, BYTE, cost, floor)

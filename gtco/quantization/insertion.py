@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy
 import onnx
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from gtco.support.version import __version__
 
 Array = NDArray[Any]
 _LARGEST = 127  # of a weight; -128 is left out, so that the steps are symmetric
+
+# Of the largest magnitude of a block, that its scale may be made for.
+_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
 
 SCALES, ZEROS, CHOSEN = "gtco_scales", "gtco_zeros", "gtco_chosen"
 
@@ -40,6 +44,38 @@ def steps_of(weights: Array, axis: int) -> tuple[Array, Array]:
     wide = scales.reshape([-1 if n == axis else 1 for n in range(weights.ndim)])
     steps = numpy.clip(numpy.rint(weights / wide), -_LARGEST, _LARGEST)
     return steps.astype(numpy.int8), scales
+
+
+def steps_of_blocks(weights: Array, axis: int, bits: int, block: int) -> tuple[Array, Array]:
+    """A matrix of weights in so many bits, in a byte each, and the scales of each ``block`` of its
+    other axis, of each channel on ``axis``.
+
+    By the first scale tried the largest magnitude is the least step, whatever its sign, so that all
+    steps are used. Smaller ones clip it and round the others less; the one with the least square
+    error stays. Scales are numbers of float16 where that holds their size, so that a reader may
+    store them in two bytes.
+    """
+    columns = numpy.moveaxis(weights, axis, 1)
+    depth, count = columns.shape
+    apart = numpy.pad(columns, [(0, -depth % block), (0, 0)]).reshape(-1, block, count)
+    least = -(2 ** (bits - 1))
+    largest = numpy.take_along_axis(apart, numpy.abs(apart).argmax(axis=1)[:, None], axis=1)
+    best, kept, error = numpy.zeros(apart.shape, numpy.int8), numpy.ones_like(largest), numpy.inf
+    for share in _SHARES:
+        scale = (largest * (share / least)).astype(numpy.float32)
+        short = numpy.abs(scale) >= numpy.finfo(numpy.float16).smallest_normal
+        with numpy.errstate(over="ignore"):
+            half = scale.astype(numpy.float16).astype(numpy.float32)
+        scale = numpy.where(short & numpy.isfinite(half), half, scale)
+        scale[numpy.abs(scale) < numpy.finfo(numpy.float32).tiny] = 1.0
+        steps = numpy.clip(numpy.rint(apart / scale), least, -least - 1)
+        off = ((steps * scale - apart) ** 2).sum(axis=1, keepdims=True)
+        better = off < error
+        best = numpy.where(better, steps.astype(numpy.int8), best)
+        kept = numpy.where(better, scale, kept)
+        error = numpy.minimum(off, error)
+    steps, scales = best.reshape(-1, count)[:depth], kept[:, 0]
+    return tuple(numpy.ascontiguousarray(numpy.moveaxis(x, 1, axis)) for x in (steps, scales))  # type: ignore[return-value]
 
 
 def insert(
@@ -71,9 +107,14 @@ def _finished(edit: _Edit) -> onnx.ModelProto:
     return made
 
 
-def with_weights(model: onnx.ModelProto, products: Sequence[Product]) -> onnx.ModelProto:
-    """The model with the weights of these products quantized, and everything else as it was."""
-    edit = _Edit(model)
+def with_weights(
+    model: onnx.ModelProto, products: Sequence[Product], bits: int = 8, block: int = 0
+) -> onnx.ModelProto:
+    """The model with the weights of these products quantized, and everything else as it was.
+    Matrices have so many ``bits``, and scales for each ``block`` along k if it is not 0. The
+    weights of convolutions have 8 bits and a scale for each channel.
+    """
+    edit = _Edit(model, bits, block)
     wanted = {product.output: product for product in products}
     for node in edit.given:
         product = wanted.get(node.output[0]) if node.output else None
@@ -151,7 +192,8 @@ def with_switches(model: onnx.ModelProto, products: Sequence[Product]) -> Switch
 class _Edit:
     """A copy of a model, with new nodes, and constants by what is in them."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, bits: int = 8, block: int = 0) -> None:
+        self.bits, self.block = bits, block
         self.model = onnx.ModelProto()
         self.model.CopyFrom(model)
         self.given = list(self.model.graph.node)
@@ -190,8 +232,11 @@ class _Edit:
         """The product's weights behind DequantizeLinear; products that share weights share it."""
         key = (product.weight, product.axis, product.weights.shape)
         if key not in self._weights:
-            steps, scales = steps_of(product.weights, product.axis)
             w = product.weight
+            if self.block and product.kind != "Conv":
+                self._weights[key] = self.blocks(product)
+                return self._weights[key]
+            steps, scales = steps_of(product.weights, product.axis)
             self._weights[key] = self.add(
                 "DequantizeLinear",
                 [
@@ -203,6 +248,20 @@ class _Edit:
                 axis=product.axis,
             )
         return self._weights[key]
+
+    def blocks(self, product: Product) -> str:
+        """A matrix of weights with scales of blocks behind DequantizeLinear, whose zero points
+        are 0.
+        """
+        w, bits = product.weight, self.bits
+        steps, scales = steps_of_blocks(product.weights, product.axis, bits, self.block)
+        narrow = ml_dtypes.int4 if bits == 4 else numpy.int8
+        inputs = [
+            self.constant(steps.astype(narrow), f"{w}_int{bits}"),
+            self.constant(scales, f"{w}_scale"),
+        ]
+        along = {"axis": 1 - product.axis, "block_size": self.block}
+        return self.add("DequantizeLinear", inputs, f"{w}_dequantized", **along)
 
     def finish(self) -> onnx.ModelProto:
         """The copy with the new nodes, without what nothing reads any more."""

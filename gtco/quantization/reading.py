@@ -1,4 +1,6 @@
-"""A model from any source as one ONNX message with its weights inside, of opset 13 or later."""
+"""A model from any source as one ONNX message with its weights inside, of opset 13 or later, as
+quantized weights need.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,15 @@ from gtco.quantization.data import Spec
 from gtco.support.errors import ModelError, OptionError
 
 OPSET = 13  # the first with scales for each channel
+OPSET_OF_BLOCKS = 21  # the first with scales for blocks, and with int4
 MOST_BYTES = 2_000_000_000  # that one message holds, with room for the graph
 
 
-def read_model(model: Any, example_inputs: Any = None) -> onnx.ModelProto:
-    """The model that ``compile_model`` would compile of these arguments. Raises
-    :class:`ModelError`.
+def read_model(
+    model: Any, example_inputs: Any = None, opset: int = OPSET
+) -> onnx.ModelProto:
+    """The model that ``compile_model`` would compile of these arguments, in ``opset`` or later.
+    Raises :class:`ModelError`.
     """
     model = source_of(model)
     check_source(model)
@@ -41,7 +46,7 @@ def read_model(model: Any, example_inputs: Any = None) -> onnx.ModelProto:
             "the model is quantized already: gtco compile takes it as it is. Give the float32 "
             "model that it was made from"
         )
-    read = _upgraded(read)
+    read = _upgraded(read, opset)
     if known:
         helper.set_model_props(read, {**_properties(read), SOURCE: known})
     return read
@@ -78,18 +83,18 @@ def _whole(skeleton: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]) -> o
     return whole
 
 
-def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in an opset that has scales for each channel."""
+def _upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The model in this opset or a later one."""
     known = next((e.version for e in model.opset_import if e.domain in ("", "ai.onnx")), 1)
-    if known >= OPSET:
+    if known >= opset:
         return model
     try:
-        return onnx.version_converter.convert_version(model, OPSET)
+        return onnx.version_converter.convert_version(model, opset)
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"the model is of opset {known}, quantized weights need {OPSET}, and ONNX cannot "
-            f"convert it ({said}): export it again with opset_version={OPSET} or later"
+            f"the model is of opset {known}, quantized weights need {opset}, and ONNX cannot "
+            f"convert it ({said}): export it again with opset_version={opset} or later"
         ) from error
 
 

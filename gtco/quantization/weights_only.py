@@ -1,10 +1,11 @@
-"""Weights in 8 bits, activations in float: a smaller model, for which no samples are needed.
+"""Weights in 8 or 4 bits, activations in float: a smaller model, for which no samples are needed.
 
 before: y = MatMul(x, w)
 after:  v = DequantizeLinear(w {int8}, t, 0, axis = 1); y = MatMul(x, v)
+or:     v = DequantizeLinear(w {int4}, t, axis = 0, block_size = 32); y = MatMul(x, v)
 
-t has a scale for each output channel. The first and the last products are quantized too: what they
-lose is the rounding of their weights alone.
+t has a scale for each output channel, or for each block of k and output channel. The first and the
+last products are quantized too: what they lose is the rounding of their weights alone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ import onnx
 
 from gtco.quantization.insertion import with_weights
 from gtco.quantization.products import DEPTHWISE, EXCLUDED, Product, products_of
-from gtco.quantization.reading import read_model
+from gtco.quantization.reading import OPSET, OPSET_OF_BLOCKS, read_model
 from gtco.quantization.report import write_whole
+from gtco.support.errors import OptionError
+
+BITS = (8, 4)
+BLOCKS = (16, 32, 64, 128, 256)  # those that ONNX Runtime's quantizer writes
+BLOCK = 32  # for weights of 4 bits
 
 
 @dataclass(frozen=True)
@@ -40,14 +46,30 @@ class QuantizedWeights:
 
 
 def quantize_weights(
-    model: Any, example_inputs: Any = None, exclude: Sequence[str] = ()
+    model: Any,
+    example_inputs: Any = None,
+    exclude: Sequence[str] = (),
+    bits: int = 8,
+    block_size: int | None = None,
 ) -> QuantizedWeights:
-    """The model with the weights of its products in int8. Raises what
-    :func:`~gtco.quantization.products.products_of` raises.
+    """The model with the weights of its products in int8, or its matrices in int4. With
+    ``block_size``, matrices have scales for blocks of so many steps of k; those of 4 bits always
+    have, by default for BLOCK. Raises :class:`OptionError` for other numbers of bits and sizes of
+    blocks, and what :func:`~gtco.quantization.products.products_of` raises.
     """
-    source = read_model(model, example_inputs)
+    if bits not in BITS:
+        raise OptionError(f"bits: weights of {bits} bits; gtco quantizes to {_listed(BITS)}")
+    if block_size is not None and block_size not in BLOCKS:
+        raise OptionError(f"block_size: blocks of {block_size}; it is one of {_listed(BLOCKS)}")
+    block = block_size or (BLOCK if bits < 8 else 0)
+    source = read_model(model, example_inputs, OPSET_OF_BLOCKS if block else OPSET)
     products = tuple(products_of(source, exclude))
     quantized = tuple(p for p in products if p.float_because not in (EXCLUDED, DEPTHWISE))
-    made = with_weights(source, quantized)
+    made = with_weights(source, quantized, bits, block)
     onnx.checker.check_model(made)
     return QuantizedWeights(made, products, quantized)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}"

@@ -15,8 +15,9 @@ from tests.graphs import build
 from tests.kernels import assert_close
 
 
-def steps(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).integers(-127, 128, shape).astype(np.float32)
+def steps(*shape: int, within: tuple[int, int] = (-127, 127)) -> np.ndarray:
+    rng = np.random.default_rng(sum(shape))
+    return rng.integers(within[0], within[1] + 1, shape).astype(np.float32)
 
 
 def scales(count: int) -> np.ndarray:
@@ -74,8 +75,10 @@ def values(graph: Graph) -> np.ndarray:
 
 
 def stored(graph: Graph) -> list[tuple[int, ...]]:
-    arrays = graph.constants.values()
-    return sorted(array.shape for array in arrays if array.dtype == np.int8)
+    """The shapes of weights in int8."""
+    products = [op for op in graph.operators.values() if op.kind in ("matmul", "conv2d")]
+    types = (graph.types[op.inputs[1]] for op in products)
+    return sorted(t.sizes for t in types if t.dtype == "int8")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,64 @@ def test_what_is_on_a_grid_is_kept_in_int8(
     assert_close(values(after), values(graph), 1e-6)  # the weights' rounding is left out
     if not shapes:
         assert after is graph
+
+
+def of_steps(
+    within: tuple[int, int], block: int = 0, half: bool = True, image: bool = False
+) -> Callable[[Graph, str], str]:
+    """A product by steps from this range, with scales of columns or of blocks of k, that float16
+    holds if they are ``half``.
+    """
+
+    def add(g: Graph, x: str) -> str:
+        w, n = steps(64, 6, within=within), block or 64
+        w.reshape(-1, n, 6)[:, :2] = np.reshape(within, (2, 1))  # both ends in each block
+        factor = scales(64 // n * 6)
+        if half:
+            factor = factor.astype(np.float16).astype(np.float32)
+        w *= np.repeat(factor.reshape(-1, 6), n, axis=0)
+        wide = g.add("concat", [x] * 8, axis=2)
+        if not image:
+            return g.add("matmul", (wide, g.add_constant(w, "w")))
+        wide = g.add("reshape", (wide,), TensorType((1, 2, 5, 64)))
+        attrs = {"strides": (1, 1), "padding": (0,) * 4, "dilation": (1, 1), "groups": 1}
+        kernel = g.add_constant(np.ascontiguousarray(w.T)[..., None, None], "w")
+        return g.add("conv2d", (wide, kernel), layout="NHWC", **attrs)
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("network", "dtypes"),
+    [
+        (of_steps((-8, 7)), ["int4"]),
+        (of_steps((-7, 8)), ["int4"]),  # by the opposite scale
+        (of_steps((-8, 8)), ["int8"]),
+        (of_steps((-3, 12)), ["int4", "float16", "int8"]),  # all of k is one block
+        (of_steps((-3, 12), half=False), ["int4", "float32", "int8"]),
+        (of_steps((-3, 12), image=True), ["int8"]),  # a convolution has no zero points
+        (of_steps((-8, 7), image=True), ["int4"]),
+        (of_steps((-8, 7), block=16), ["int4", "float16"]),
+        (of_steps((0, 15), block=32), ["int4", "float16", "int8"]),
+        (of_steps((0, 16), block=32), ["int8", "float16"]),
+        (of_steps((100, 115), block=32), ["int4", "float16", "int8"]),
+    ],
+)
+def test_few_steps_are_kept_in_int4(
+    network: Callable[[Graph, str], str], dtypes: list[str]
+) -> None:
+    graph = build(network)
+    after = byte_weights(graph).check()
+    (product,) = (op for op in after.operators.values() if op.kind in ("matmul", "conv2d"))
+    assert [after.types[x].dtype for x in product.inputs[1:]] == dtypes
+    assert_close(values(after), values(graph), 1e-6)
+
+
+def test_weights_without_a_kernel_in_int4_are_kept_in_int8() -> None:
+    def cost(stage: Stage) -> float:
+        return inf if any(i.type.dtype == "int4" for i in stage.inputs) else 1.0
+
+    assert stored(byte_weights(build(of_steps((-8, 7))), cost)) == [(64, 6)]
 
 
 def test_the_two_operators_are_known_as_one_product() -> None:

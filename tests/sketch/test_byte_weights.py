@@ -1,5 +1,5 @@
-"""Contractions with int8 and int4 weights and float32 inputs, against float64 of the same operands. The
-weights are widened by the micro-kernel or in scratch.
+"""Contractions with int8 and int4 weights and float32 inputs, against float64 of the same operands.
+The weights are widened by the micro-kernel or in scratch.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ _WEIGHTS = (
 
 def operand_dtype(stage: Stage, op: Operator) -> str:
     """The dtype of both operands, or that of constant weights beside another A: float16 or int4
-    beside float32, int8 beside float32, uint8 or int8. Empty if they are a pair that no row multiplies.
+    beside float32, int8 beside float32, uint8 or int8. Empty if they are a pair that no row
+    multiplies.
     """
     a, b = (stage.types[x].dtype for x in op.inputs[:2])
     if (a, b) in _WEIGHTS:

@@ -69,7 +69,8 @@ def match(stage: Stage, target: Target) -> Winograd | None:
     if product is None or not isinstance(product.view, ConvView) or product.view.channels_first:
         return None
     assert not isinstance(product.view, TransposedView)
-    if product.operand in ("float16", "int8", "int4"):  # the transformed values would be rounded once more
+    # the transformed values would be rounded once more
+    if product.operand in ("float16", "int8", "int4"):
         return None
     found = Winograd(product)
     return found if found.kinds else None
