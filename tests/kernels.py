@@ -288,6 +288,8 @@ def random_inputs(stage: Stage, seed: int, scale: float = 1.0) -> list[np.ndarra
                 arrays.append((rng.standard_normal(shape) * scale).astype(i.type.dtype))
             case "b":
                 arrays.append(rng.integers(0, 2, shape).astype(bool))
+            case _ if i.type.dtype == "int4":
+                arrays.append(rng.integers(-8, 8, shape).astype(np.dtype("int4")))
             case _:
                 arrays.append(
                     rng.integers(-9 if np.dtype(i.type.dtype).kind == "i" else 0, 9, shape).astype(

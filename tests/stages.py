@@ -259,7 +259,7 @@ def half_matmul(d: Drawing) -> str:
 def narrow_weights(d: Drawing) -> str:
     """A product of float32 by weights that kernels widen."""
     m, k, n = d.size(60), d.size(200), d.size(70)
-    dtype = "float16" if d.light.random() < 0.5 else "int8"
+    dtype = d.pick("float16", "int8", "int4")
     return d.add("matmul", d.given((m, k)), d.input((k, n), True, dtype))
 
 

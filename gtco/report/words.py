@@ -43,6 +43,7 @@ INSTRUCTIONS = {
     "bfdot": "BF16, BFDOT",
     "fcvtl": "FMA, float16 widened by FCVTL",
     "byte": "FMA, int8 weights widened in registers",
+    "nibble": "FMA, int4 weights widened in registers",
     "smmla": "I8MM, SMMLA",
     "sdot": "DotProd, SDOT",
 }

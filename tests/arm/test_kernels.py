@@ -24,11 +24,11 @@ TOLERANCE, ROUNDED = 3e-5, 2.0**-8  # as in tests/tensor/test_space_property.py
 # Features, the CPU that has them (qemu 7.2 has none with bf16 and i8mm but ``max``), and what its
 # rows of products are called
 CPUS = {
-    (): ("cortex-a53", {"fma", "widened", "fcvtl", "byte"}),
-    ("dotprod",): ("cortex-a76", {"fma", "widened", "fcvtl", "byte", "sdot"}),
+    (): ("cortex-a53", {"fma", "widened", "fcvtl", "byte", "nibble"}),
+    ("dotprod",): ("cortex-a76", {"fma", "widened", "fcvtl", "byte", "nibble", "sdot"}),
     ("dotprod", "bf16", "i8mm"): (
         "max",
-        {"fma", "bfmmla", "bfdot", "widened", "fcvtl", "byte", "sdot", "smmla"},
+        {"fma", "bfmmla", "bfdot", "widened", "fcvtl", "byte", "nibble", "sdot", "smmla"},
     ),
 }
 
@@ -48,6 +48,7 @@ def products() -> list[Stage]:
         ("float32", "float32", "float32"),
         ("float32", "float16", "float32"),
         ("float32", "int8", "float32"),
+        ("float32", "int4", "float32"),
         ("bfloat16", "bfloat16", "float32"),
         ("int8", "int8", "int32"),
     ):

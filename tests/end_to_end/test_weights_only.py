@@ -1,5 +1,5 @@
-"""Files whose weights alone are quantized: the library keeps them in 8 bits, and its results are as
-exact as those of float32 weights.
+"""Files whose weights alone are quantized: the library keeps them in 8 or 4 bits, and its results
+are as exact as those of float32 weights.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -71,7 +72,7 @@ def drawn(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def check(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> gtco.CompiledModel:
-    """Compiles the file with its weights in 8 bits and in float32, and compares the errors."""
+    """Compiles the file with its weights as they are and in float32, and compares the errors."""
     compiled = gtco.compile_model(model, tune="off", strict=True, target=TARGET)
     with monkeypatch.context() as patch:
         patch.setattr(byte_weights, "byte_weights", lambda graph, *prices: graph)
@@ -89,25 +90,27 @@ def check(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> gtco.Compi
     return compiled
 
 
-def in_bytes(compiled: gtco.CompiledModel) -> int:
-    """The products with weights of int8."""
-    return sum(
-        any(t.startswith("int8[") for t in s["inputs"])
-        for s in compiled.stages
-        if {"matmul", "conv2d"} & set(s["operators"])
-    )
+def narrow(compiled: gtco.CompiledModel, dtype: str = "int8") -> int:
+    """The products with weights of the dtype."""
+    products = [s for s in compiled.stages if {"matmul", "conv2d"} & set(s["operators"])]
+    dtypes = [{t.partition("[")[0] for t in s["inputs"]} for s in products]
+    # zero points of int4 are int8
+    return sum(dtype in d and (dtype == "int4" or "int4" not in d) for d in dtypes)
 
 
-@pytest.mark.parametrize(("name", "least"), [("vit", 6), ("swin", 9), ("convolutions", 2)])
+@pytest.mark.parametrize(
+    ("name", "bits", "least"),
+    [("vit", 8, 6), ("swin", 8, 9), ("convolutions", 8, 2), ("vit", 4, 5)],
+)
 def test_models(
-    name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, bits: int, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, shape = MODELS[name]
     model = make().eval().requires_grad_(False)
     initialise(model, seed=len(name))
     floats = export_onnx(model, (torch.zeros(shape),), tmp_path / "model.onnx")
-    made = gtco.quantize_weights(floats)
-    assert in_bytes(check(made.model, monkeypatch)) >= least
+    made = gtco.quantize_weights(floats, bits=bits)
+    assert narrow(check(made.model, monkeypatch), f"int{bits}") >= least
 
 
 GRAPH = """
@@ -149,21 +152,58 @@ def test_forms_of_dequantizing(monkeypatch: pytest.MonkeyPatch) -> None:
         "z4": np.full(19, 128, np.uint8),
     }
     model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
-    assert in_bytes(check(model, monkeypatch)) == 4
+    assert narrow(check(model, monkeypatch)) == 4
+
+
+FOUR_BITS = """
+network (float[3,37] x) => (float[3,19] y) {
+    a = DequantizeLinear <axis = 1> (w1, s1, z1)
+    h = MatMul(x, a) g = Gelu(h)
+    b = DequantizeLinear <axis = 0> (w2, s2)
+    i = Gemm <transB = 1> (g, b) j = Relu(i)
+    c = DequantizeLinear <axis = 0, block_size = 16> (w3, s3, z3)
+    y = MatMul(j, c)
+}"""
+
+
+def test_forms_of_dequantizing_4_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uint4 and int4, zero points of columns and of blocks, scales that float16 does not hold."""
+    seed = fresh_seed()
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+
+    def drawn(signed: bool, *shape: int) -> np.ndarray:
+        least = -8 if signed else 0
+        dtype = ml_dtypes.int4 if signed else ml_dtypes.uint4
+        return rng.integers(least, least + 16, shape).astype(dtype)
+
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {FOUR_BITS}')
+    constants = {
+        "w1": drawn(False, 37, 45),
+        "z1": drawn(False, 45),
+        "w2": drawn(True, 32, 45),
+        "w3": drawn(False, 32, 19),
+        "z3": drawn(False, 2, 19),
+    }
+    for name, shape in (("s1", (45,)), ("s2", (32,)), ("s3", (2, 19))):
+        constants[name] = rng.uniform(1e-3, 1e-2, shape).astype(np.float32)
+    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
+    assert narrow(check(model, monkeypatch), "int4") == 3
 
 
 @pytest.mark.parametrize(
-    ("bits", "form", "symmetric"),
+    ("bits", "block", "form", "symmetric"),
     [
-        (4, QuantFormat.QOperator, False),
-        (4, QuantFormat.QDQ, True),
-        (8, QuantFormat.QOperator, True),
+        (4, 32, QuantFormat.QOperator, False),
+        (4, 16, QuantFormat.QDQ, True),
+        (2, 64, QuantFormat.QOperator, False),
+        (8, 32, QuantFormat.QOperator, True),
     ],
 )
 def test_blocks_of_onnxruntimes_quantizer(
-    bits: int, form: QuantFormat, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+    bits: int, block: int, form: QuantFormat, symmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scales of blocks of 32 rows, of which the last is not whole in MatMulNBits."""
+    """Scales of blocks of rows, of which the last is not whole in MatMulNBits."""
     rng = np.random.default_rng(bits)
     depth = 77 if form == QuantFormat.QOperator else 96
     text = f"network (float[3,67,{depth}] x) => (float[3,67,19] y) {{"
@@ -173,22 +213,28 @@ def test_blocks_of_onnxruntimes_quantizer(
         values = rng.standard_normal(shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(values, name))
     config = DefaultWeightOnlyQuantConfig(
-        block_size=32, is_symmetric=symmetric, bits=bits, quant_format=form
+        block_size=block, is_symmetric=symmetric, bits=bits, quant_format=form
     )
     quantizer = MatMulNBitsQuantizer(model, algo_config=config)
     quantizer.process()
-    assert in_bytes(check(quantizer.model.model, monkeypatch)) == 2
+    stored = "int8" if bits == 8 else "int4"
+    assert narrow(check(quantizer.model.model, monkeypatch), stored) == 2
 
 
 def test_size_of_the_library(tmp_path: Path) -> None:
-    """A library whose weights are large has little more than a quarter of their float32 bytes."""
+    """A library whose weights are large has little more than a quarter of their float32 bytes, or
+    little more than an eighth with the scales of blocks.
+    """
     model = nn.Sequential(nn.Linear(768, 1536), nn.GELU(), nn.Linear(1536, 768)).eval()
     floats = export_onnx(model, (torch.zeros(5, 768),), tmp_path / "model.onnx")
     gtco.quantize_weights(floats).save(tmp_path / "bytes.onnx")
-    sizes = []
-    for name in ("model", "bytes"):
+    gtco.quantize_weights(floats, bits=4).save(tmp_path / "nibbles.onnx")
+    sizes, formats = [], []
+    for name in ("model", "bytes", "nibbles"):
         library = tmp_path / f"{name}.so"
         gtco.compile_model(tmp_path / f"{name}.onnx", tune="off", target=TARGET).save(library)
         sizes.append(library.stat().st_size)
-    assert sizes[1] <= 0.30 * sizes[0]
-    assert gtco.load(library).metadata["weights_by_dtype"]["int8"] == 2 * 768 * 1536
+        formats.append(gtco.load(library).metadata["weights_by_dtype"])
+    assert sizes[1] <= 0.30 * sizes[0] and sizes[2] <= 0.18 * sizes[0]
+    assert formats[1]["int8"] == 2 * 768 * 1536
+    assert formats[2]["int4"] == 768 * 1536 and formats[2]["float16"] == 2 * 768 * 1536 * 2 // 32

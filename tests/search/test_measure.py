@@ -95,7 +95,8 @@ def test_whatever_a_machine_says_of_itself(quick: None, cores: int, capacity: in
 
 def test_rates_for_bytes_that_follow_from_others() -> None:
     """A row for bytes is as much faster than the fma row of its size as the timed one with as many
-    vectors. A row for int8 weights is as fast as the one for float16.
+    vectors. A row for int8 weights is as fast as the one for float16, and one for int4 weights
+    slower by what its shifts take.
     """
     machine = TARGETS["icelake-server"]
     timed = [tile.kernel for tile in timed_micro_kernels(machine)]
@@ -109,11 +110,12 @@ def test_rates_for_bytes_that_follow_from_others() -> None:
     ratio = rates["vnni:6x4"] / rates["fma:6x4"]
     assert found["vnni:3x4"] == pytest.approx(ratio * rates["fma:3x4"])
     assert found["byte:3x4"] == rates["half:3x4"]
+    assert 0.7 * rates["half:3x4"] < found["nibble:3x4"] < rates["half:3x4"]
     others = measure.derived(TARGETS["x86-64-v4"], rates)
-    assert {name.partition(":")[0] for name in others} == {"byte"}
+    assert {name.partition(":")[0] for name in others} == {"byte", "nibble"}
     arm = cpu_target("neoverse-n1")
     rates = {tile.kernel: 1.0 for tile in timed_micro_kernels(arm)}
-    weights = {tile.kernel for tile in micro_kernels(arm, WEIGHTS)}
+    weights = {t.kernel for dtype in (WEIGHTS, "int4") for t in micro_kernels(arm, dtype)}
     assert weights and measure.derived(arm, rates).keys() > weights
 
 

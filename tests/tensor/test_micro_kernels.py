@@ -56,16 +56,20 @@ ROWS = [
 
 
 def laid_out(matrix: np.ndarray, layout: Layout) -> np.ndarray:
-    """[k, columns] as [k / step][column][step], with zeros at the end."""
+    """[k, columns] as [k / step][column][step], with zeros at the end, and two int4 in a byte."""
     padded = np.pad(matrix, [(0, -len(matrix) % layout.step), (0, 0)])
-    return padded.reshape(-1, layout.step, matrix.shape[1]).transpose(0, 2, 1).copy()
+    laid = padded.reshape(-1, layout.step, matrix.shape[1]).transpose(0, 2, 1).copy()
+    return laid[..., ::2] & 15 | laid[..., 1::2] << 4 if layout.dtype == "int4" else laid
 
 
 def product(tile: MicroKernel) -> tuple[TensorType, TensorType, object]:
     kind = tile.kind
     depth = DEPTH + -DEPTH % kind.step
     a = TensorType((tile.rows, depth + 3), kind.a.dtype)  # with a gap between rows
-    b = TensorType((depth // kind.b.step, tile.columns * kind.b.step), kind.b.dtype)
+    b = TensorType(
+        (depth // kind.b.step, kind.b.places(tile.columns * kind.b.step)),
+        "int8" if kind.b.dtype == "int4" else kind.b.dtype,
+    )
 
     def body(em: Emitter, args: KernelArguments) -> None:
         given, taken = (Operand.of(args.inputs[x], [0, 0]) for x in "ab")
@@ -92,16 +96,17 @@ def test_a_row_multiplies(name: str, kind: str) -> None:
         if integers:
             a = rng.integers(0, 256, (tile.rows, DEPTH)).astype(np.uint8)
             b = rng.integers(-128, 128, (DEPTH, tile.columns)).astype(np.int8)
-        elif row.operand == WEIGHTS:
+        elif row.operand in (WEIGHTS, "int4"):
+            most = 128 if row.operand == WEIGHTS else 8
             a = rng.standard_normal((tile.rows, DEPTH)).astype(np.float32)
-            b = rng.integers(-128, 128, (DEPTH, tile.columns)).astype(np.int8)
+            b = rng.integers(-most, most, (DEPTH, tile.columns)).astype(np.int8)
         else:
             a = rng.standard_normal((tile.rows, DEPTH)).astype(DTYPES[row.operand])
             b = rng.standard_normal((DEPTH, tile.columns)).astype(DTYPES[row.operand])
         held_a = np.full(a_type.shape, 77 if integers else np.nan, DTYPES[row.a.dtype])
         held_a[:, : DEPTH + -DEPTH % row.step] = 0
         held_a[:, :DEPTH] = a
-        held_b = np.zeros(b_type.shape, DTYPES[row.b.dtype])
+        held_b = np.zeros(b_type.shape, DTYPES[b_type.dtype])
         pairs = laid_out(b, row.b)
         held_b[: len(pairs)] = pairs.reshape(len(pairs), -1)
         out = TensorType((tile.rows, tile.columns), row.accumulator)
