@@ -16,17 +16,18 @@ import onnx
 from gtco.frontend.messages import nodes
 
 _COMPILED = frozenset(
-    """ConvInteger DequantizeLinear DynamicQuantizeLinear DynamicQuantizeMatMul MatMulInteger
-    MatMulIntegerToFloat MatMulNBits QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv
-    QLinearGlobalAveragePool QLinearLeakyRelu QLinearMatMul QLinearMul QLinearReduceMean
-    QLinearSigmoid QLinearSoftmax QLinearWhere QuantizeLinear""".split()
+    """ConvInteger DequantizeLinear DynamicQuantizeLinear DynamicQuantizeMatMul
+    GatherBlockQuantized MatMulInteger MatMulIntegerToFloat MatMulNBits QAttention QGemm QLinearAdd
+    QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu
+    QLinearMatMul QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax QLinearWhere
+    QuantizeLinear""".split()
 )
 # In a model of nothing but these, no activation is quantized.
-_WEIGHTS_ALONE = frozenset(["DequantizeLinear", "MatMulNBits"])
+_WEIGHTS_ALONE = frozenset(["DequantizeLinear", "GatherBlockQuantized", "MatMulNBits"])
 _REFUSED = frozenset(
-    """ConvTransposeWithDynamicQuantization DynamicQuantizeLSTM GatherBlockQuantized MatMulBnb4
-    MatMulInteger16 QAttention QEmbedLayerNormalization QMoE QOrderedAttention QOrderedGelu
-    QOrderedLayerNormalization QOrderedLongformerAttention QOrderedMatMul""".split()
+    """ConvTransposeWithDynamicQuantization DynamicQuantizeLSTM MatMulBnb4 MatMulInteger16
+    QEmbedLayerNormalization QMoE QOrderedAttention QOrderedGelu QOrderedLayerNormalization
+    QOrderedLongformerAttention QOrderedMatMul""".split()
 )
 
 
@@ -43,8 +44,8 @@ def note(model: onnx.ModelProto) -> str:
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     if counts.keys() <= _WEIGHTS_ALONE:
         return (
-            f"the weights of the model are quantized ({listed}): CPUs keep them in 8 bits where "
-            "they are multiplied, and everything is computed in float32"
+            f"the weights of the model are quantized ({listed}): CPUs keep them in 8 or 4 bits "
+            "where they are multiplied, and everything is computed in float32"
         )
     return (
         f"the model is quantized ({listed}): products by quantized weights are computed in int8 if "

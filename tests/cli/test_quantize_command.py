@@ -51,15 +51,20 @@ def test_a_model_is_quantized_and_compiled(here: Path, capsys: pytest.CaptureFix
     assert not [p for p in here.iterdir() if p.name.startswith(".")]
 
 
-def test_weights_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("bits", "block", "most"), [(8, None, 0.02), (4, 16, 0.3)])
+def test_weights_alone(
+    here: Path, capsys: pytest.CaptureFixture[str], bits: int, block: int | None, most: float
+) -> None:
     argv = "quantize vit.onnx --weights-only --exclude wo -o small.onnx".split()
+    if block is not None:
+        argv += ["--bits", str(bits), "--block-size", str(block)]
     assert cli.main(argv) == 0
-    assert "the weights of 9 of 10 products in int8" in capsys.readouterr().out
+    assert f"the weights of 9 of 10 products in int{bits}" in capsys.readouterr().out
     assert cli.main("compile small.onnx --shape N=1 --tune off --verify".split()) == 0
     made = gtco.load(here / "small.so")
     x = images(1, seed=9)
     wanted = evaluate(onnx.load(here / "vit.onnx"), {"image": x})["logits"]
-    np.testing.assert_allclose(made(x), wanted, atol=0.02 * np.abs(wanted).max())
+    np.testing.assert_allclose(made(x), wanted, atol=most * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize(
@@ -70,6 +75,7 @@ def test_weights_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("quantize vit.onnx --data images.npz -o vit.onnx", "is the model itself"),
         ("quantize vit.onnx", "give --data images.npz, or --weights-only"),
         ("quantize vit.onnx --weights-only --data images.npz --all", "leave out --data, --all"),
+        ("quantize vit.onnx --bits 4 --data images.npz", "--bits and --block-size are of"),
         ("quantize vit.onnx --weights-only --exclude nobody", "no product is called 'nobody'"),
         ("quantize vit.onnx --data images.npz -o vit.so", "must end in .onnx"),
         ("quantize vit.onnx --data images.npz -o none/q.onnx", "the folder 'none' does not exist"),

@@ -378,10 +378,10 @@ def test_all_unsupported_operators_are_in_one_message():
     arrays = {"x": normal(1, 2, 4)}
     nodes = [
         node("FusedGemm", ["x", "x"], ["a"], activation="Swoosh"),
-        node("QAttention", ["a"], ["b"]),
+        node("MatMulBnb4", ["a"], ["b"]),
         node("QMoE", ["b"], ["y"]),
     ]
-    text = refused(model(nodes, arrays), r"com.microsoft::QAttention \(1\)")
+    text = refused(model(nodes, arrays), r"com.microsoft::MatMulBnb4 \(1\)")
     assert "com.microsoft::QMoE (1)" in text
     assert "FusedGemm" not in text
 

@@ -104,7 +104,7 @@ def test_a_quantized_model_comes_with_a_note() -> None:
 
 
 def test_operators_of_quantized_models_are_refused_with_what_to_do() -> None:
-    node = helper.make_node("QAttention", ["q", "w", "s", "t"], ["y"], domain="com.microsoft")
+    node = helper.make_node("MatMulBnb4", ["q", "w", "s", "t"], ["y"], domain="com.microsoft")
     model = quantized(helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]), node)
-    with pytest.raises(UnsupportedError, match=r"QAttention is of a quantized.*QDQ"):
+    with pytest.raises(UnsupportedError, match=r"MatMulBnb4 is of a quantized.*QDQ"):
         load_onnx(model)

@@ -13,10 +13,12 @@ import torch
 import gtco
 from gtco.machine.target import detect
 from gtco.tensor.intrinsics.table import kinds
+from tests.kernels import assert_close
 from tests.quantization.digits import accuracy, cnn, digits, vit
 
 POINTS = 0.005  # of accuracy that int8 may lose
 WEIGHT_POINTS = 0.002  # that int8 weights alone may lose
+FOUR_BIT_POINTS = 0.01  # that int4 weights alone may lose
 
 
 @pytest.mark.parametrize(("trained", "least"), [(vit, 0.95), (cnn, 0.97)])
@@ -67,21 +69,35 @@ def test_int8_keeps_the_accuracy(trained: Callable[[], torch.nn.Module], least: 
     assert difference < 0.02
 
 
-@pytest.mark.parametrize(("trained", "least"), [(vit, 0.95), (cnn, 0.97)])
+@pytest.mark.parametrize(
+    ("trained", "least", "bits", "lost"),
+    [
+        (vit, 0.95, 8, WEIGHT_POINTS),
+        (cnn, 0.97, 8, WEIGHT_POINTS),
+        (vit, 0.95, 4, FOUR_BIT_POINTS),
+    ],
+)
 def test_weights_alone_keep_the_accuracy(
-    trained: Callable[[], torch.nn.Module], least: float
+    trained: Callable[[], torch.nn.Module], least: float, bits: int, lost: float
 ) -> None:
     model = trained()
     _, held_out = digits()
     with torch.no_grad():
         wanted = accuracy(model(held_out.images).numpy())
     assert wanted >= least
-    q = gtco.quantize_weights(model, held_out.images[:1])
+    q = gtco.quantize_weights(model, held_out.images[:1], bits=bits)
     assert len(q.quantized) >= 3
     compiled = gtco.compile_model(q, tune="off", strict=True)
     scores = np.concatenate([compiled(image[None]) for image in held_out.images.numpy()])
-    assert accuracy(scores) >= wanted - WEIGHT_POINTS
-    assert any(t.startswith("int8[") for stage in compiled.stages for t in stage["inputs"])
+    print(f"accuracy {accuracy(scores)} of {wanted}")
+    assert accuracy(scores) >= wanted - lost
+    assert any(t.startswith(f"int{bits}[") for stage in compiled.stages for t in stage["inputs"])
+    session = onnxruntime.InferenceSession(
+        q.model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    few = held_out.images[:8].numpy()
+    others = [session.run(None, {session.get_inputs()[0].name: image[None]})[0] for image in few]
+    assert_close(scores[: len(few)], np.concatenate(others), 1e-4)
 
 
 def test_compile_model_quantizes() -> None:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from gtco.quantization.insertion import insert, steps_of, with_switches
+from gtco.quantization.insertion import insert, steps_of, steps_of_blocks, with_switches
 from gtco.quantization.observers import Range
 from gtco.quantization.products import Constants, products_of
 from gtco.support.errors import ModelError, OptionError
@@ -173,3 +173,30 @@ def test_weights_that_are_no_numbers() -> None:
             tensor.CopyFrom(numpy_helper.from_array(value, "w1"))
     with pytest.raises(ModelError, match="'w1' of '/h/MatMul' hold NaN"):
         products_of(model)
+
+
+@pytest.mark.parametrize(
+    ("bits", "block", "lost"), [(4, 16, 0.08), (4, 128, 0.13), (8, 32, 0.006)]
+)
+def test_steps_of_blocks(bits: int, block: int, lost: float) -> None:
+    """The largest step is at most clipped a little, and scales are float16's where that is wide
+    enough.
+    """
+    rng = np.random.default_rng(block)
+    w = rng.standard_normal((70, 9)).astype(np.float32)
+    w[:block, 0] = 0
+    w[0, 1] = -1e7  # its scale is beyond float16
+    w[1:, 1] = 0
+    for axis in (0, 1):
+        given = w if axis else np.ascontiguousarray(w.T)
+        steps, scale = steps_of_blocks(given, axis, bits, block)
+        assert steps.shape == given.shape and steps.dtype == np.int8
+        assert steps.min() >= -(2 ** (bits - 1)) and steps.max() < 2 ** (bits - 1)
+        wide = np.moveaxis(np.repeat(scale, block, axis=1 - axis), axis, 1)[: len(w)]
+        back = np.moveaxis(steps, axis, 1) * wide
+        assert (np.abs(back - w) <= 0.2 * np.abs(w) + 0.5 * np.abs(wide)).all()
+        assert np.linalg.norm((back - w)[:, 2:]) < lost * np.linalg.norm(w[:, 2:])
+        np.testing.assert_allclose(back[0, 1], w[0, 1], 1e-6)
+        with np.errstate(over="ignore"):
+            held = scale.astype(np.float16).astype(np.float32) == scale
+        assert held.sum() == held.size - 1 and (scale != 0).all()

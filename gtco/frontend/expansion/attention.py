@@ -1,5 +1,5 @@
-"""Attention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's domain, written out as
-exporters write attention.
+"""Attention, QAttention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's domain, written out
+as exporters write attention.
 
 ::
 
@@ -20,6 +20,8 @@ import onnx
 from onnx import helper
 
 from gtco.frontend.expansion.control_flow import attributes
+from gtco.frontend.expansion.quantized import inputs
+from gtco.frontend.expansion.quantized_products import to_float
 from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.expansion.writer import Writer
 
@@ -32,12 +34,34 @@ def attention(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     """
     w, attrs = walk.writer, attributes(node)
     x, weight, bias, mask, past, added, _ = (*node.input, *[""] * 7)[:7]
+    return _attention(w, node, attrs, projected(w, x, weight, bias, attrs), mask, past, added)
+
+
+def quantized_attention(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
+    """Attention whose projection is a product of integers with a float result."""
+    w, attrs = walk.writer, attributes(node)
+    x, weight, bias, x_scale, scale, mask, x_zero, zero, past = inputs(node, 9, (5, 6, 7, 8))
+    y = to_float(w, x, x_scale, x_zero, weight, scale, zero, bias)
+    parts = w.split(y, [w.shape(weight)[1] // 3] * 3, len(w.shape(y)) - 1)
+    return _attention(w, node, attrs, parts, mask, past)
+
+
+def _attention(
+    w: Writer,
+    node: onnx.NodeProto,
+    attrs: dict[str, Any],
+    parts: Sequence[str],
+    mask: str,
+    past: str,
+    added: str = "",
+) -> Sequence[str]:
+    """What follows the projection to Q, K and V."""
     if attrs.get("do_rotary", 0) or attrs.get("past_present_share_buffer", 0):
         raise Unsuitable(
             "do_rotary and past_present_share_buffer are not supported: optimize the model without"
         )
     heads = int(attrs["num_heads"])
-    q, k, v = (_split(w, t, heads) for t in projected(w, x, weight, bias, attrs))
+    q, k, v = (_split(w, t, heads) for t in parts)
     present = ""
     if past or (len(node.output) > 1 and node.output[1]):
         if past:

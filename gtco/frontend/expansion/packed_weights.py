@@ -1,6 +1,7 @@
-"""Products by weights of a few bits that are packed in bytes, by blocks along k.
+"""Weights of a few bits that are packed in bytes, with scales of blocks.
 
     MatMulNBits(a, B, scales, zeros)  ->  MatMul(a, transpose((unpack(B) - zeros) * scales))
+    GatherBlockQuantized(B, ids, scales, zeros)  ->  Gather((unpack(B) - zeros) * scales, ids)
 
 The weights are unpacked here. Later they become a constant of a's type.
 """
@@ -67,6 +68,52 @@ def matmul_nbits(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     if bias and w.shape(bias) != (n,):
         raise Unsuitable(f"its bias '{bias}' has the shape {list(w.shape(bias))}, not [{n}]")
     return [w.add("Add", y, bias) if bias else y]
+
+
+def gather_block_quantized(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
+    """Rows of a table. uint8 has the numbers of ``bits`` along the last axis, the first in the
+    lowest bits; int4 and uint4 are a byte each by now.
+    """
+    w, attrs = walk.writer, attributes(node)
+    data, indices, scales, zeros = inputs(node, 4, (3,))
+    table, factor = w.array(data), w.array(scales)
+    bits, block = int(attrs.get("bits", 4)), int(attrs.get("block_size", 128))
+    rank = table.ndim
+    along, axis = (
+        int(attrs.get(name, n)) % rank for name, n in (("quantize_axis", 1), ("gather_axis", 0))
+    )
+    if table.dtype not in (numpy.int8, numpy.uint8) or bits not in _BITS:
+        raise Unsuitable(f"its table is {table.dtype} of {bits} bits: it may be int4, uint4, uint8")
+    if block < _LEAST_BLOCK or block & (block - 1):
+        raise Unsuitable(f"its block_size is {block}, and has to be a power of two of 16 or more")
+
+    def fits(*last: int) -> bool:
+        shape = [*table.shape[:-1], *last]
+        shape[along] = -(-shape[along] // block)
+        return factor.shape == tuple(shape)
+
+    several = 8 // bits if table.dtype == numpy.uint8 else 1
+    whole, packed = fits(table.shape[-1]), fits(table.shape[-1] * several)
+    if not (whole or packed) or (whole and packed and several > 1):
+        raise Unsuitable(
+            f"its table '{data}' has the shape {list(table.shape)} and its scales '{scales}' have "
+            f"{list(factor.shape)}: from these gtco cannot tell how its numbers are packed"
+        )
+    middle = 2 ** (bits - 1) if table.dtype == numpy.uint8 and (packed or bits == 8) else 0
+    zero = numpy.asarray(middle) if not zeros else w.array(zeros)
+    if several > 1 and packed:
+        table = _split(table, bits)
+        zero = _split(zero, bits)[..., : factor.shape[-1]] if zeros else zero
+    if zero.shape not in ((), factor.shape):
+        raise Unsuitable(f"its zero points '{zeros}' have the shape {list(zero.shape)}")
+    factor, zero = (
+        numpy.repeat(x, block, axis=along).take(range(table.shape[along]), axis=along)
+        if x.ndim
+        else x
+        for x in (factor.astype(numpy.float32), zero)
+    )
+    values = (table.astype(numpy.float32) - zero.astype(numpy.float32)) * factor
+    return [w.add("Gather", w.constant(values, w.dtype(scales), "table"), indices, axis=axis)]
 
 
 def _unpacked(w: Writer, packed: str, shape: tuple[int, int, int], bits: int) -> numpy.ndarray:

@@ -120,10 +120,16 @@ def _by_column(w: Writer, b: str, scale: str, zero: str) -> Quantized:
 
 def matmul_integer_to_float(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     """The sums times both scales, plus a bias."""
-    w = walk.writer
     a, b, a_scale, b_scale, a_zero, b_zero, bias = inputs(node, 7, (4, 5, 6))
+    return [to_float(walk.writer, a, a_scale, a_zero, b, b_scale, b_zero, bias)]
+
+
+def to_float(
+    w: Writer, a: str, a_scale: str, a_zero: str, b: str, b_scale: str, b_zero: str, bias: str
+) -> str:
+    """The product of a and b, which may have a scale for each column, plus a bias."""
     left = quantized(w, a, a_scale, a_zero)
-    return [_to_float(w, left, _by_column(w, b, b_scale, b_zero), bias, w.dtype(a_scale))]
+    return _to_float(w, left, _by_column(w, b, b_scale, b_zero), bias, w.dtype(a_scale))
 
 
 def dynamic_quantize_matmul(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gtco.frontend.expansion.attention import attention, multi_head_attention, rotary_embedding
+from gtco.frontend.expansion.attention import (
+    attention,
+    multi_head_attention,
+    quantized_attention,
+    rotary_embedding,
+)
 from gtco.frontend.expansion.control_flow import branch, loop, scan
 from gtco.frontend.expansion.deform_conv import deform_conv
 from gtco.frontend.expansion.fourier import dft, stft
@@ -17,7 +22,7 @@ from gtco.frontend.expansion.norms import (
     skip_simplified_layer_norm,
 )
 from gtco.frontend.expansion.packed_attention import packed_attention, packed_multi_head_attention
-from gtco.frontend.expansion.packed_weights import matmul_nbits
+from gtco.frontend.expansion.packed_weights import gather_block_quantized, matmul_nbits
 from gtco.frontend.expansion.pointwise import (
     bias_add,
     bias_dropout,
@@ -79,6 +84,7 @@ RULES: Mapping[Key, Rule] = {
     (MICROSOFT, "FusedGemm"): fused_gemm,
     (MICROSOFT, "FusedMatMul"): fused_matmul,
     (MICROSOFT, "FusedMatMulActivation"): fused_matmul,
+    (MICROSOFT, "GatherBlockQuantized"): gather_block_quantized,
     (MICROSOFT, "GemmFastGelu"): gemm_fast_gelu,
     (MICROSOFT, "GroupNorm"): group_norm,
     (MICROSOFT, "LayerNormalization"): layer_norm,
@@ -90,6 +96,7 @@ RULES: Mapping[Key, Rule] = {
     (MICROSOFT, "NhwcMaxPool"): nhwc_max_pool,
     (MICROSOFT, "PackedAttention"): packed_attention,
     (MICROSOFT, "PackedMultiHeadAttention"): packed_multi_head_attention,
+    (MICROSOFT, "QAttention"): quantized_attention,
     (MICROSOFT, "QGemm"): qgemm,
     (MICROSOFT, "QLinearAdd"): qlinear_add,
     (MICROSOFT, "QLinearAveragePool"): qlinear_average_pool,

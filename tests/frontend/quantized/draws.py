@@ -174,6 +174,51 @@ def matmul_nbits(d: Drawing) -> Case:
     return case
 
 
+def gather_block_quantized(d: Drawing) -> Case:
+    bits, block = d.pick([4, 4, 8, 2]), d.pick([16, 32])
+    rows, columns = d.size(), 8 // bits * (d.size(40) + block // 2)
+    order = ["b", "ids", "s", *d.pick([["z"], []])]
+    blocks = -(-columns // block)
+    case = Case("GatherBlockQuantized", order, {}, {}, "float32", MICROSOFT)
+    case.attrs = {"bits": bits, "block_size": block, "quantize_axis": d.pick([1, -1])}
+    shape, zeros = (rows, columns), (rows, blocks)
+    if bits == 4 and d.chance(0.5):
+        kind = d.pick(["int4", "uint4"])
+    else:
+        kind, shape = "uint8", (rows, columns * bits // 8)
+        zeros = (rows, -(-blocks * bits // 8))
+    case.constants["b"] = d.bytes(kind, *shape)
+    case.constants["s"] = d.scale(rows, blocks)
+    if "z" in order:
+        case.constants["z"] = d.bytes(kind, *zeros)
+    case.inputs["ids"] = d.rng.integers(-rows, rows, (2, d.size())).astype(np.int64)
+    return case
+
+
+def qattention(d: Drawing) -> Case:
+    """With masks of lengths or of flags, with a state or causal."""
+    heads, size, batch, rows = d.size(3), d.size(8), d.size(3), d.size(9)
+    width, k = heads * size, d.size(20)
+    order = ["a", "b", "bias", "as", "bs", d.pick(["", "mask"]), "az", "bz"]
+    case = Case("QAttention", order, {}, {}, "float32", MICROSOFT)
+    case.attrs = {"num_heads": heads, "unidirectional": d.pick([0, 0, 1])}
+    kind = d.pick(BYTES)
+    weights = d.pick(BYTES)
+    case.inputs["a"] = d.bytes(kind, batch, rows, k)
+    case.constants["b"] = d.bytes(weights, k, 3 * width)
+    d.parameters(case, "a", kind)
+    d.parameters(case, "b", weights, d.pick([0, 3 * width]))
+    for name in ("as", "az"):
+        case.constants[name] = case.constants[name].reshape(())
+    case.constants["bs"] = case.constants["bs"] / np.float32(40)
+    case.constants["bias"] = d.floats(3 * width)
+    if "mask" in order:
+        lengths = d.rng.integers(1, rows + 1, batch)
+        flags = np.arange(rows) < lengths[:, None]
+        case.inputs["mask"] = (lengths if d.chance(0.5) else flags).astype(np.int32)
+    return case
+
+
 # element-wise operators and pooling ---------------------------------------------------------------
 def _unary(d: Drawing, op: str, rank: int | None = None) -> Case:
     kind = d.pick(BYTES)
@@ -333,8 +378,9 @@ DRAWS: Mapping[str, Callable[[Drawing], Case]] = {
     function.__name__: function
     for function in (
         qlinear_matmul, matmul_integer, qlinear_conv, conv_integer, qgemm, matmul_integer_to_float,
-        dynamic_quantize_matmul, matmul_nbits, qlinear_add, qlinear_mul, qlinear_sigmoid,
-        qlinear_leaky_relu, qlinear_global_average_pool, qlinear_average_pool, qlinear_softmax,
-        qlinear_concat, qlinear_where, quantize_linear, dequantize_linear,
+        dynamic_quantize_matmul, matmul_nbits, gather_block_quantized, qattention, qlinear_add,
+        qlinear_mul, qlinear_sigmoid, qlinear_leaky_relu, qlinear_global_average_pool,
+        qlinear_average_pool, qlinear_softmax, qlinear_concat, qlinear_where, quantize_linear,
+        dequantize_linear,
     )
 }  # fmt: skip

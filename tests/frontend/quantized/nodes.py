@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -124,7 +125,7 @@ class Drawing:
         return int(self.rng.integers(1, most + 1))
 
     def bytes(self, dtype: str, *shape: int) -> np.ndarray:
-        bounds = np.iinfo(dtype)
+        bounds = ml_dtypes.iinfo(np.dtype(dtype))
         return self.rng.integers(bounds.min, bounds.max + 1, shape).astype(dtype)
 
     def scale(self, *shape: int, least: float = 1e-3, most: float = 0.05) -> np.ndarray:
