@@ -1,5 +1,5 @@
-"""Attention, QAttention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's domain, written out
-as exporters write attention.
+"""Attention, QAttention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's domain, written
+out as exporters write attention.
 
 ::
 
