@@ -3,13 +3,13 @@
     before: y = matmul(x, W)
     after:  p = matmul(x, Q {int8})    y = multiply(p, s), with W = Q * s, s for each column
     or:     y = matmul(x, Q {int8}, s), with s for each block of k and column
-    or:     y = matmul(x, Q {int4}, s, z), with W = (Q - z) * s; or any of the others with int4
+    or:     y = matmul(x, Q {int8}, s, z), with W = (Q - z) * s; and all of them with int4
 
 This is for products of float32 by weights that are dequantized alone. Kernels widen Q exactly, and
 s is part of the epilogue; with blocks, of the widening. So a result is as exact as one of float32
 weights. The weights are found by their values (:mod:`gtco.graph.grids`), after all other rewrites.
-Those of 4 bits need a zero point z if their steps do not lie around 0; one scale for each column is
-then one block. Blocks have scales of float16 if that holds them.
+A zero point z is needed where steps do not lie around 0; one scale for each column is then one
+block. Blocks have scales of float16 if that holds them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from gtco.graph.fusion.dpof import Floor
 from gtco.graph.fusion.stages import no_floor
 from gtco.graph.graph import Graph
-from gtco.graph.grids import Grid, four_bits, grid
+from gtco.graph.grids import Grid, grid, in_bits
 from gtco.graph.precision import Cost, Prices
 from gtco.support.garbage import uncollected
 from gtco.tensor.analysis.window import narrow_groups
@@ -132,7 +132,7 @@ def _stored(graph: Graph, op: Operator) -> list[_Stored]:
     made: Grid | None = grid(matrix)
     if made is not None:
         found = []
-        for one in (four_bits(made), made):
+        for one in (in_bits(made, bits) for bits in (4, 8)):
             if one is not None and one.zero is None:
                 steps = one.steps.reshape(depth, -1, front.shape[-1]).swapaxes(0, 1)
                 turned = np.moveaxis(steps.reshape(front.shape), -1, _columns(op))
@@ -157,7 +157,7 @@ def _in_blocks(graph: Graph, name: str, matrix: np.ndarray) -> list[_Stored]:
             continue
         made = grid(_apart(matrix, block))
         if made is not None:
-            both = (four_bits(made), made)
+            both = (in_bits(made, bits) for bits in (4, 8))
             return [_of_blocks(graph, name, one, block, depth) for one in both if one is not None]
     return []
 

@@ -17,16 +17,16 @@ import numpy as np
 # A value may differ from its step times the scale by float32's rounding, and once more by that of a
 # factor that a rewrite folded into the weights.
 TOLERANCE = 2.0**-22
-_HIGHEST, _LOWEST = 127, 128  # magnitudes of the largest and the least int8
-_LEAST4, _MOST4 = -8, 7  # the range of int4
+_MOST = 127  # int8
+_FARTHEST = 255  # steps from a zero point
 _FIRST = 4  # columns that are looked at before all
 _FEW = 4  # rows that are looked at before all
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Weights as whole numbers, int8 or int4 [k, columns], times the scale of each column, float32.
-    If there is a ``zero`` point, int8, for each column, it is subtracted from the steps before.
+    """Weights as whole numbers [k, columns] times the scale of each column, float32. If there is a
+    ``zero`` point, int8, for each column, it is subtracted from the steps before.
     """
 
     steps: np.ndarray
@@ -35,9 +35,8 @@ class Grid:
 
 
 def grid(weights: np.ndarray) -> Grid | None:
-    """The grid of float32 weights [k, columns]; None if a column has none whose steps int8 holds.
-    The scale of a column is the largest possible, and 1 for a column of zeros. It is negative where
-    the largest magnitude is a positive value of 128 steps, as ONNX Runtime's quantizer makes them.
+    """The grid of float32 weights [k, columns], with steps of int16 and no zero points; None if a
+    column has no grid of up to 255 steps. The scale of a column is 1 for a column of zeros.
     """
     few = weights[:, :_FIRST]  # weights of no grid are to cost nothing
     if not weights.size or (few.shape != weights.shape and grid(few) is None):
@@ -49,70 +48,63 @@ def grid(weights: np.ndarray) -> Grid | None:
     levels = _levels(weights, largest)
     if not levels.all():
         return None
-    made = _rounded(weights, np.where(largest == 0, 1.0, _scale(largest, levels)))
+    made = _rounded(weights, np.where(largest == 0, 1.0, np.abs(largest) / levels))
     # not so for scales that float32 holds with fewer bits, near its least numbers
     near = np.abs(made.steps * made.scale - weights) <= 2 * TOLERANCE * np.abs(weights)
     return made if near.all() else None
 
 
-def four_bits(found: Grid) -> Grid | None:
-    """The grid with steps of int4, with zero points if some column needs one; None if its steps in
-    some column lie further apart.
+def in_bits(found: Grid, bits: int) -> Grid | None:
+    """The grid with steps of int8, or of int4 for 4 bits. It has zero points if some column needs
+    one; None if the steps of some column lie further apart.
     """
+    most = 2 ** (bits - 1) - 1
     steps, scale = found.steps, found.scale
-    least, most = steps.min(axis=0), steps.max(axis=0)
-    if (most.astype(int) - least > _MOST4 - _LEAST4).any():
-        return None
-    # 8 steps are -8 with the opposite scale, as ONNX Runtime's quantizer makes them
-    turned = (most == -_LEAST4) & (least >= -_MOST4)
+    low, high = steps.min(axis=0), steps.max(axis=0)
+    # 128 steps are -128 with the opposite scale, as ONNX Runtime's quantizer makes them
+    turned = (high == most + 1) & (low >= -most)
     steps, scale = np.where(turned, -steps, steps), np.where(turned, -scale, scale)
-    least, most = steps.min(axis=0), steps.max(axis=0)
-    if (least >= _LEAST4).all() and (most <= _MOST4).all():
-        return Grid(steps.astype(ml_dtypes.int4), scale)
-    zero = _LEAST4 - least.astype(int)  # the least step becomes the least int4
-    if (zero < -_LOWEST).any():
+    low, high = np.where(turned, -high, low), np.where(turned, -low, high)
+    dtype = np.dtype(np.int8 if bits == 8 else ml_dtypes.int4)
+    if (low >= -most - 1).all() and (high <= most).all():
+        return Grid(steps.astype(dtype), scale)
+    low = np.minimum(low, 120 if bits == 4 else 0)  # so that int8 holds the zero point
+    zero = -most - 1 - low  # the least step becomes the least number
+    if (high + zero > most).any() or (zero > _MOST).any():
         return None
-    zero = zero.astype(np.int8)
-    return Grid((steps + zero).astype(ml_dtypes.int4), scale, zero)
-
-
-def _scale(largest: np.ndarray, level: np.ndarray | int) -> np.ndarray:
-    """The scale with which the largest value is so many steps: 128 are -128, and fewer have either
-    sign.
-    """
-    return np.where(level == _LOWEST, -largest, np.abs(largest)) / level
+    return Grid((steps + zero).astype(dtype), scale, zero.astype(np.int8))
 
 
 def _levels(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """How many steps the largest magnitude of each column is; 0 if its values are no whole steps
-    that int8 holds.
+    """How many steps the largest magnitude of each column is; 0 if its values are no whole
+    steps.
     """
     found = np.where(largest == 0, 1, 0)
     few = weights[:: max(1, len(weights) // _FEW)]
-    for level in (*range(1, 16), _HIGHEST, _LOWEST, *range(16, _HIGHEST)):
+    for level in (*range(1, 16), _MOST, _MOST + 1, *range(16, _MOST), *range(129, _FARTHEST + 1)):
         left = np.flatnonzero(found == 0)
         if not left.size:
             break
-        near = left[_on_grid(few[:, left], _scale(largest[left], level))]
+        near = left[_on_grid(few[:, left], np.abs(largest[left]) / level)]
         if near.size:
-            near = near[_on_grid(weights[:, near], _scale(largest[near], level))]
+            near = near[_on_grid(weights[:, near], np.abs(largest[near]) / level)]
             found[near] = level
     return found
 
 
 def _on_grid(weights: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """For each column, whether all its values are whole steps of its scale that int8 holds."""
+    """For each column, whether all its values are whole steps of its scale."""
     exact = weights / scale
     steps = np.rint(exact)
-    near = np.abs(exact - steps) <= TOLERANCE * np.abs(steps)
-    return (near & (steps >= -128) & (steps <= 127)).all(axis=0)
+    near: np.ndarray = np.abs(exact - steps) <= TOLERANCE * np.abs(steps)
+    return near.all(axis=0)
 
 
 def _rounded(weights: np.ndarray, scale: np.ndarray) -> Grid:
     """The grid with scales of float32: of three neighbours the one that gives most values to the
     last bit.
     """
-    steps = np.rint(weights / scale).astype(np.int8)
+    steps = np.rint(weights / scale).astype(np.int16)
     near = scale.astype(np.float32)
     up, down = (np.nextafter(near, np.float32(to)) for to in (np.inf, -np.inf))
     best, most = near, (steps * near == weights).sum(axis=0)

@@ -197,7 +197,7 @@ def test_forms_of_dequantizing_4_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         (4, 32, QuantFormat.QOperator, False),
         (4, 16, QuantFormat.QDQ, True),
         (2, 64, QuantFormat.QOperator, False),
-        (8, 32, QuantFormat.QOperator, True),
+        (8, 32, QuantFormat.QOperator, False),
     ],
 )
 def test_blocks_of_onnxruntimes_quantizer(

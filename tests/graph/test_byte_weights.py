@@ -143,9 +143,11 @@ def of_steps(
         (of_steps((0, 15), block=32), ["int4", "float16", "int8"]),
         (of_steps((0, 16), block=32), ["int8", "float16"]),
         (of_steps((100, 115), block=32), ["int4", "float16", "int8"]),
+        (of_steps((0, 255), block=32), ["int8", "float16", "int8"]),
+        (of_steps((-200, 55)), ["int8", "float16", "int8"]),
     ],
 )
-def test_few_steps_are_kept_in_int4(
+def test_steps_are_kept_in_4_or_8_bits(
     network: Callable[[Graph, str], str], dtypes: list[str]
 ) -> None:
     graph = build(network)
