@@ -124,7 +124,8 @@ def weights_only(options: argparse.Namespace, output: Path) -> int:
     )
     wide = sum(product.kind == "Conv" for product in made.quantized)
     if bits == 4 and wide:
-        say(f"{wide} of them are convolutions, in int8")
+        are = "is a convolution" if wide == 1 else "are convolutions"
+        say(f"{wide} of them {are}, in int8")
     say(f"gtco compile {output} compiles it")
     return 0
 
