@@ -10,6 +10,7 @@ import pytest
 
 from gtco.graph.byte_weights import byte_weights, scaled_product
 from gtco.graph.graph import Graph
+from gtco.graph.rewrites.simplify_movement import simplify_movement
 from gtco.tensor.stage import Stage, TensorType
 from tests.graphs import build
 from tests.kernels import assert_close
@@ -155,6 +156,25 @@ def test_steps_are_kept_in_4_or_8_bits(
     (product,) = (op for op in after.operators.values() if op.kind in ("matmul", "conv2d"))
     assert [after.types[x].dtype for x in product.inputs[1:]] == dtypes
     assert_close(values(after), values(graph), 1e-6)
+
+
+@pytest.mark.parametrize("rows", [(10, 32), (1, 10, 32)])
+def test_reshapes_move_past_products_with_scales(rows: tuple[int, ...]) -> None:
+    """As the fusion search moves them, when the weights are found already."""
+
+    def network(g: Graph, x: str) -> str:
+        wide = g.add("concat", [x] * 4, axis=2)
+        flat = g.add("reshape", (wide,), TensorType(rows))
+        w = steps(32, 6, within=(0, 15)) * np.repeat(scales(12).reshape(2, 6), 16, axis=0)
+        y = g.add("relu", (g.add("matmul", (flat, g.add_constant(w, "w"))),))
+        return g.add("reshape", (y,), TensorType((2, 5, 6)))
+
+    graph = build(network)
+    after = byte_weights(graph)
+    moved = simplify_movement(after).check()
+    (product,) = (op for op in moved.operators.values() if op.kind == "matmul")
+    assert product.type.shape == (2, 5, 6) and len(product.inputs) == 4
+    assert_close(values(moved), values(graph), 1e-6)
 
 
 def test_weights_without_a_kernel_in_int4_are_kept_in_int8() -> None:

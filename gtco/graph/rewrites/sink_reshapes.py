@@ -106,7 +106,7 @@ def _sink_below_binary(graph: Graph, op: Operator) -> str | None:
 
 def _sink_below_matmul(graph: Graph, op: Operator) -> str | None:
     """matmul(reshape(x), W) -> reshape(matmul(x, W)) for a constant matrix W."""
-    a, weight = op.inputs
+    a, weight, *scales = op.inputs
     inner = _row_reshape(graph, a)
     if (
         op.output in graph.outputs
@@ -118,7 +118,8 @@ def _sink_below_matmul(graph: Graph, op: Operator) -> str | None:
     x = inner.inputs[0]
     if len(graph.types[x].shape) < 2:
         return None
-    y = graph.add("matmul", (x, weight), name=op.name)
+    made = TensorType((*graph.types[x].shape[:-1], op.type.shape[-1]), op.type.dtype)
+    y = graph.add("matmul", (x, weight, *scales), made, name=op.name, **dict(op.attrs))
     return graph.add("reshape", (y,), op.type, name=inner.name)
 
 
@@ -155,8 +156,10 @@ def _rise_above_matmul(graph: Graph, op: Operator) -> str | None:
     made = TensorType((*op.type.shape[:-1], weight[0]), rows.type.dtype)
     y = graph.add(
         "matmul",
-        (graph.add("reshape", rows.inputs, made, name=rows.name), inner.inputs[1]),
+        (graph.add("reshape", rows.inputs, made, name=rows.name), *inner.inputs[1:]),
+        TensorType((*op.type.shape[:-1], weight[1]), inner.type.dtype),
         name=inner.name,
+        **dict(inner.attrs),
     )
     for step in reversed(chain):
         shape = TensorType(op.type.shape, step.type.dtype)
