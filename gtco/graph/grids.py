@@ -96,8 +96,8 @@ def _on_grid(weights: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """For each column, whether all its values are whole steps of its scale."""
     exact = weights / scale
     steps = np.rint(exact)
-    near: np.ndarray = np.abs(exact - steps) <= TOLERANCE * np.abs(steps)
-    return near.all(axis=0)
+    near: np.ndarray = (np.abs(exact - steps) <= TOLERANCE * np.abs(steps)).all(axis=0)
+    return near
 
 
 def _rounded(weights: np.ndarray, scale: np.ndarray) -> Grid:
