@@ -177,6 +177,31 @@ class BoxSums:
         return Boxes(n, self.shift / n, overlap / n, self.same / n, self.corners)
 
 
+class TaskSums:
+    """The sums of all outputs of a model that are recognised, over all samples."""
+
+    def __init__(self, outputs: Shapes, inputs: Shapes) -> None:
+        self._maps = {name: MapSums() for name in class_maps(outputs, inputs)}
+        self._pair = detections(outputs)
+        self._boxes = BoxSums()
+
+    def add(self, wanted: Mapping[str, Array], got: Mapping[str, Array]) -> None:
+        """A sample: the outputs by name."""
+        for name, sums in self._maps.items():
+            sums.add(wanted[name], got[name])
+        if self._pair:
+            scores, boxes = self._pair
+            self._boxes.add((wanted[scores], wanted[boxes]), (got[scores], got[boxes]))
+
+    def maps(self, name: str) -> ClassMaps | None:
+        """The verdict on the output as a map of classes; None if it is none."""
+        return self._maps[name].verdict() if name in self._maps else None
+
+    def boxes(self, name: str) -> Boxes | None:
+        """The verdict on the output as boxes; None if it has none."""
+        return self._boxes.verdict() if self._pair and name == self._pair[1] else None
+
+
 def _cornered(boxes: Array) -> Array:
     """Centres and sizes [n, 4] as corners."""
     half = boxes[:, 2:] / 2

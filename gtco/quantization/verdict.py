@@ -10,15 +10,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from gtco.quantization.tasks import (
-    Boxes,
-    BoxSums,
-    ClassMaps,
-    MapSums,
-    Shapes,
-    class_maps,
-    detections,
-)
+from gtco.quantization.tasks import Boxes, ClassMaps, Shapes, TaskSums
 from gtco.support.errors import ModelError
 
 Array = NDArray[Any]
@@ -110,33 +102,19 @@ def compare(
     """
     sums: dict[str, _Sums] = {}
     floats: dict[str, bool] = {}
-    maps: dict[str, MapSums] | None = None
-    boxes: BoxSums | None = None
-    pair: tuple[str, str] | None = None  # scores and boxes
+    tasks: TaskSums | None = None
     for one, other in zip(wanted, got, strict=True):
         for name, value in one.items():
             floats[name] = value.dtype.kind == "f"
             sums.setdefault(name, _Sums()).add(value, other[name], name)
-        if inputs is None:
-            continue
-        if maps is None:
-            shapes = {name: value.shape for name, value in one.items() if floats[name]}
-            maps = {name: MapSums() for name in class_maps(shapes, inputs)}
-            pair = detections(shapes)
-            boxes = BoxSums() if pair else None
-        for name, found in maps.items():
-            found.add(one[name], other[name])
-        if pair and boxes:
-            boxes.add((one[pair[0]], one[pair[1]]), (other[pair[0]], other[pair[1]]))
-    verdicts = [s.verdict(name, floats[name]) for name, s in sums.items()]
-    return [
-        replace(
-            v,
-            maps=maps[v.name].verdict() if maps and v.name in maps else None,
-            boxes=boxes.verdict() if boxes and pair and v.name == pair[1] else None,
-        )
-        for v in verdicts
-    ]
+        if inputs is not None:
+            if tasks is None:
+                tasks = TaskSums({n: v.shape for n, v in one.items() if floats[n]}, inputs)
+            tasks.add(one, other)
+    found = [s.verdict(name, floats[name]) for name, s in sums.items()]
+    if tasks is None:
+        return found
+    return [replace(v, maps=tasks.maps(v.name), boxes=tasks.boxes(v.name)) for v in found]
 
 
 def worst(found: Sequence[OutputVerdict]) -> float:
