@@ -5,6 +5,7 @@ what it loses. With ``--weights-only`` and no data, one whose weights alone are 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,19 +148,7 @@ def show_quantization(report: Any, title: str, every: bool = False) -> None:
         f"{100 * report.share:.1f} % of their operations; ranges by {report.observer}{smooth}"
     )
     say(f"against the float model, on {report.held_out} samples that chose nothing:")
-    table = Table()
-    table.column("output", least=8)
-    table.column("relative error", right=True)
-    table.column("cosine", right=True)
-    table.column("same first class", right=True)
-    for output in report.outputs:
-        table.row(
-            output.name,
-            f"{100 * output.error:.2f} %",
-            "-" if output.cosine is None else f"{output.cosine:.6f}",
-            "-" if output.top1 is None else f"{100 * output.top1:.1f} % of {output.rows}",
-        )
-    show(table)
+    show(outputs_table(report.outputs))
     say("the error of the outputs if one product alone is quantized:")
     layers = sorted(report.layers, key=lambda layer: -(layer.sensitivity or 0.0))
     shown = layers if every else layers[:SHOWN]
@@ -179,6 +168,41 @@ def show_quantization(report: Any, title: str, every: bool = False) -> None:
         say(f"{left} more products lose less (--all shows them)")
     if len(report.tried) > 1:
         show_tried(report)
+
+
+def outputs_table(outputs: Sequence[Any]) -> Table:
+    """The verdict on each output. What no output is judged by has no column."""
+    table = Table()
+    table.column("output", least=8)
+    table.column("relative error", right=True)
+    table.column("cosine", right=True)
+    table.column("same first class", right=True)
+    maps = any(output.maps for output in outputs)
+    boxes = any(output.boxes for output in outputs)
+    if maps:
+        table.column("mean IoU", right=True)
+    if boxes:
+        table.column("box shift", right=True)
+        table.column("box IoU", right=True)
+        table.column("same class", right=True)
+    for output in outputs:
+        cells = [
+            output.name,
+            f"{100 * output.error:.2f} %",
+            "-" if output.cosine is None else f"{output.cosine:.6f}",
+            "-" if output.top1 is None else f"{100 * output.top1:.1f} % of {output.rows}",
+        ]
+        if maps:
+            m = output.maps
+            cells.append(f"{100 * m.mean_iou:.1f} % of {m.classes} classes" if m else "-")
+        if boxes:
+            b = output.boxes
+            none = b is None or not b.queries
+            cells.append("-" if none else f"{100 * b.shift:.2f} %")
+            cells.append("-" if none else f"{100 * b.mean_iou:.1f} %")
+            cells.append("-" if none else f"{100 * b.same_class:.1f} % of {b.queries}")
+        table.row(*cells)
+    return table
 
 
 def show_tried(report: Any) -> None:

@@ -36,6 +36,8 @@ from gtco.tensor.packing import Packing
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
+_SMALL = 1 << 16  # bytes of a constant that is compared with others
+
 
 def assemble(
     name: str,
@@ -433,17 +435,23 @@ def counter_bytes(kernels: Iterable[GpuKernel]) -> int:
 
 
 class _Weights:
-    """The constants in the layouts that kernels read, each pair of constant and layout once."""
+    """The constants in the layouts that kernels read, each pair of constant and layout once. Small
+    constants of equal values share a place: a quantized model has many scales of its tensors.
+    """
 
     def __init__(self, constants: dict[str, np.ndarray]) -> None:
         self.constants = constants
+        self.equal: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self.offsets: dict[tuple[str, Packing | None], int] = {}
         self.size = 0
         self.formats: Counter[str] = Counter()  # bytes by dtype
 
     def place(self, name: str, packing: Packing | None) -> BufferRef:
+        array = self.constants[name]
+        if array.nbytes <= _SMALL:
+            key = (str(array.dtype), array.shape, array.tobytes())
+            name = self.equal.setdefault(key, name)
         if (name, packing) not in self.offsets:
-            array = self.constants[name]
             items = int(np.prod(packing.packed_shape)) if packing else array.size
             self.offsets[name, packing] = self.size
             self.size = round_up(self.size + items * array.itemsize)

@@ -230,7 +230,7 @@ class Quantizer:
                 for sample in samples:
                     yield library.run(sample)
 
-            return compare(held_out.wanted(), results(held_out.samples))
+            return compare(held_out.wanted(), results(held_out.samples), self.samples.shapes)
 
 
 def quantize_model(
@@ -285,8 +285,14 @@ def _some(runs: Sequence[Run], most: int) -> Sequence[Run]:
 
 
 def _said(output: OutputVerdict) -> str:
-    top1 = "" if output.top1 is None else f", the same first class in {100 * output.top1:.1f} %"
-    return f"'{output.name}' is off by {100 * output.error:.2f} %{top1}"
+    more = ""
+    if output.top1 is not None:
+        more = f", the same first class in {100 * output.top1:.1f} %"
+    if output.maps:
+        more = f", mean IoU of its classes {100 * output.maps.mean_iou:.1f} %"
+    if output.boxes and output.boxes.mean_iou is not None:
+        more = f", mean IoU of boxes {100 * output.boxes.mean_iou:.1f} %"
+    return f"'{output.name}' is off by {100 * output.error:.2f} %{more}"
 
 
 def _notes(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
+from gtco.quantization.tasks import Boxes, ClassMaps, Shapes, TaskSums
 from gtco.support.errors import ModelError
 
 Array = NDArray[Any]
@@ -24,6 +25,8 @@ class OutputVerdict:
     - ``cosine``: of the angle between both; None for integers
     - ``top1``: the share of rows whose largest element is the same one, if the output looks like
       the scores of classes ([samples, classes] of floats); otherwise None. ``rows``: how many
+    - ``maps``: of an output of each pixel's classes (:func:`gtco.quantization.tasks.class_maps`);
+      ``boxes``: of one of boxes (:func:`gtco.quantization.tasks.detections`); otherwise None
     """
 
     name: str
@@ -31,6 +34,8 @@ class OutputVerdict:
     cosine: float | None
     top1: float | None
     rows: int
+    maps: ClassMaps | None = None
+    boxes: Boxes | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -39,6 +44,8 @@ class OutputVerdict:
             "cosine": self.cosine,
             "top1_agreement": self.top1,
             "rows": self.rows,
+            "class_maps": self.maps.to_json() if self.maps else None,
+            "boxes": self.boxes.to_json() if self.boxes else None,
         }
 
 
@@ -85,18 +92,29 @@ class _Sums:
 
 
 def compare(
-    wanted: Iterable[Mapping[str, Array]], got: Iterable[Mapping[str, Array]]
+    wanted: Iterable[Mapping[str, Array]],
+    got: Iterable[Mapping[str, Array]],
+    inputs: Shapes | None = None,
 ) -> list[OutputVerdict]:
-    """The verdict on each output, in order, of one sample after the other. Raises
-    :class:`ModelError` if a float output is not finite.
+    """The verdict on each output, in order, of one sample after the other. With the shapes of the
+    model's inputs also that on maps of classes and on boxes. Raises :class:`ModelError` if a float
+    output is not finite.
     """
     sums: dict[str, _Sums] = {}
     floats: dict[str, bool] = {}
+    tasks: TaskSums | None = None
     for one, other in zip(wanted, got, strict=True):
         for name, value in one.items():
             floats[name] = value.dtype.kind == "f"
             sums.setdefault(name, _Sums()).add(value, other[name], name)
-    return [s.verdict(name, floats[name]) for name, s in sums.items()]
+        if inputs is not None:
+            if tasks is None:
+                tasks = TaskSums({n: v.shape for n, v in one.items() if floats[n]}, inputs)
+            tasks.add(one, other)
+    found = [s.verdict(name, floats[name]) for name, s in sums.items()]
+    if tasks is None:
+        return found
+    return [replace(v, maps=tasks.maps(v.name), boxes=tasks.boxes(v.name)) for v in found]
 
 
 def worst(found: Sequence[OutputVerdict]) -> float:

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,7 @@ EXPORTS = (
 # executable stack, and no symbol of another library gets into it by accident.
 LINK_FLAGS = (
     "-shared -pthread -static-libgcc -Wl,-z,defs -Wl,-z,now -Wl,-z,noexecstack -Wl,-Bsymbolic "
-    "-Wl,--as-needed -Wl,--build-id=none -Wl,--version-script=exports.map"
+    "-Wl,--as-needed -Wl,--build-id=none -Wl,--version-script=exports.map -Wl,--strip-debug"
 ).split()
 
 
@@ -256,11 +257,13 @@ def _build(
     with weights_file.open("wb") as file:
         identity = _write_weights(artifact, file, 0 if inside else WEIGHTS_HEADER_BYTES)
     metadata = _metadata(artifact)
-    (folder / "metadata.json").write_bytes(metadata)
+    compressed = zlib.compress(metadata, 9)
+    (folder / "metadata").write_bytes(compressed)
     (folder / "exports.map").write_text(
         "{ global: " + " ".join(f"{name};" for name in EXPORTS) + " local: *; };\n"
     )
-    data = _data_source(identity, len(metadata), artifact.weights_bytes if inside else None)
+    places = len(compressed), len(metadata)
+    data = _data_source(identity, places, artifact.weights_bytes if inside else None)
     objects = []
     if isinstance(artifact, Artifact):
         plan = plan_source(
@@ -422,9 +425,9 @@ def _launch_info(step: Step | GpuStep) -> dict[str, Any]:
     return {"grid": list(step.grid), "threads": step.threads, "shared": step.shared}
 
 
-def _data_source(identity: bytes, metadata_bytes: int, weights_bytes: int | None) -> str:
+def _data_source(identity: bytes, metadata: tuple[int, int], weights_bytes: int | None) -> str:
     """Assembly for the data of the library: gtco's notes (see elf.py), the metadata and, if
-    ``weights_bytes`` is given, the weights.
+    ``weights_bytes`` is given, the weights. ``metadata``: its bytes in the file, and as text.
     """
     inside = weights_bytes is not None
     lines = [
@@ -432,15 +435,24 @@ def _data_source(identity: bytes, metadata_bytes: int, weights_bytes: int | None
         f".long {ABI_VERSION}, 0",
         f".byte {', '.join(map(str, identity))}",
         *_note(CONTENTS_NOTE, 64),
-        f".quad gtco_the_metadata - ., {metadata_bytes}",
+        f".quad gtco_the_metadata - ., {metadata[0]}",
         f".quad gtco_the_weights - ., {weights_bytes}" if inside else ".quad 0, 0",
         ".zero 32",
         ".section .rodata",
         ".globl gtco_the_metadata",
         ".hidden gtco_the_metadata",
         "gtco_the_metadata:",
-        '.incbin "metadata.json"',
-        ".byte 0",
+        '.incbin "metadata"',
+        ".balign 8",
+        ".globl gtco_the_metadata_bytes",
+        ".hidden gtco_the_metadata_bytes",
+        "gtco_the_metadata_bytes:",
+        f".quad {metadata[0]}, {metadata[1]}",
+        ".bss",
+        ".globl gtco_the_metadata_text",
+        ".hidden gtco_the_metadata_text",
+        "gtco_the_metadata_text:",
+        f".zero {metadata[1] + 1}",
     ]
     if inside:
         # A section of its own: the linker puts it behind the code's own constants, which stay close

@@ -21,6 +21,7 @@ import hashlib
 import json
 import stat
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +36,7 @@ _HEADER, _SEGMENT = 64, 56  # bytes of the file's header and of a segment's
 # The place, size and number of the section headers; `strip` may change these.
 _SECTION_FIELDS = ((40, 48), (58, 64))
 _DIGEST_AT = 32  # in the description of CONTENTS
+_MOST_METADATA = 1 << 30  # bytes of text; more is damage
 
 
 @dataclass(frozen=True)
@@ -256,9 +258,12 @@ def _check_id(path: Path, description: bytes, wanted: FileKind) -> bytes:
 
 
 def _metadata(path: Path, data: bytes, wanted: FileKind) -> dict[str, Any]:
+    """From JSON, compressed by zlib. Libraries of earlier versions hold it as it is."""
     try:
-        metadata = json.loads(data)
-    except (ValueError, RecursionError):
+        plain = data.startswith(b"{")
+        text = data if plain else zlib.decompressobj().decompress(data, _MOST_METADATA)
+        metadata = json.loads(text)
+    except (zlib.error, ValueError, RecursionError):
         metadata = None
     if not isinstance(metadata, dict):
         raise ArtifactError(f"{path} is damaged: its metadata is not JSON; {wanted.make} again")

@@ -15,7 +15,7 @@ from gtco.support.errors import BuildError
 
 GPU_SOURCES = (
     "cuda/api.c cuda/device.c cuda/driver.c cuda/graph.c cuda/images.c cuda/persistent.c error.c "
-    "tensors.c variants.c weights.c"
+    "metadata.c tensors.c variants.c weights.c"
 ).split()
 # For every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
 MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10

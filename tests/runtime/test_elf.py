@@ -14,7 +14,7 @@ import pytest
 
 from gtco.runtime import library as library_module
 from gtco.runtime.artifact import write_artifact
-from gtco.runtime.elf import BUNDLE, read_contents
+from gtco.runtime.elf import BUNDLE, _Elf, read_contents
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.support.errors import ArtifactError
@@ -40,7 +40,8 @@ def test_every_damaged_byte_of_the_loaded_part_is_seen(small: Path, tmp_path: Pa
     """
     data = small.read_bytes()
     rng = random.Random(0)
-    metadata = data.index(b'{"target": "test"')
+    with small.open("rb") as file:
+        metadata, _ = _Elf(small, file).place(0)
     code = data.index(b"\x55\x48\x89") if b"\x55\x48\x89" in data else 0x1000
     places = [*range(40), *range(48, 58), *range(64, 600, 7), metadata, code]
     for place in places:

@@ -80,6 +80,10 @@ typedef struct {
 } gtco_plan;
 
 extern const gtco_plan gtco_the_plan;
-extern const char gtco_the_metadata[]; /* JSON, NUL-terminated */
+
+/* JSON, compressed; metadata.c */
+extern const unsigned char gtco_the_metadata[];
+extern const int64_t gtco_the_metadata_bytes[2]; /* here, and of the text */
+extern char gtco_the_metadata_text[];            /* room for the text and a zero behind it */
 
 #endif /* GTCO_PLAN_H */

@@ -1,6 +1,7 @@
 #include "tensors.h"
 
 #include "error.h"
+#include "metadata.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -57,5 +58,5 @@ EXPORT const gtco_tensor_info* gtco_output(const gtco_model* model, int index) {
   return model && index >= 0 && index < plan->num_outputs ? &plan->outputs[index] : NULL;
 }
 
-EXPORT const char* gtco_artifact_metadata(void) { return gtco_the_metadata; }
-EXPORT const char* gtco_metadata(const gtco_model* model) { return model ? gtco_the_metadata : NULL; }
+EXPORT const char* gtco_artifact_metadata(void) { return gtco_metadata_text(); }
+EXPORT const char* gtco_metadata(const gtco_model* model) { return model ? gtco_metadata_text() : NULL; }
