@@ -226,8 +226,8 @@ def reference(stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True) 
 
 
 def allowed(stage: Stage, arrays: Sequence[np.ndarray]) -> float:
-    """How far a right kernel's output may be off, over its largest value. A softmax's weights are
-    stored as bfloat16, so the error of attention is a share of V's largest value, and the sum over V
+    """How far a right kernel's output may be off, over its largest value. Weights of a softmax are
+    stored as bfloat16, so the error of attention is a share of V's largest value. The sum over V
     may be much smaller than that.
     """
     values, tolerance = _values(stage, arrays), TOLERANCE
