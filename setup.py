@@ -36,7 +36,7 @@ CUDA_TOOLS = ["nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump
 EXTRAS = {
     "torch": TORCH,
     "tune": LEARNING,
-    "train": TORCH[:1],  # to train a language model of one's own
+    "train": [*TORCH, "transformers"],  # for a language model of one's own: what it learns from too
     "completion": COMPLETION,
     "docs": SITE,
     "cuda": CUDA,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from gtco.support.errors import GtcoError
+from gtco.support.errors import GtcoError, installing
 from gtco.support.pipes import until_closed
 
 # A benchmark's name, the folder that it lies in, and what it measures.
@@ -73,11 +73,19 @@ def main(argv: list[str]) -> int:
             print(f"  {name:18} {what}", file=out)
         return 0 if asked_for_help else 2
     folder, _ = BENCHMARKS[argv[0]]
-    module = importlib.import_module(f".{folder}.{argv[0]}", __package__)
     try:
+        module = importlib.import_module(f".{folder}.{argv[0]}", __package__)
         return int(module.main(argv[1:]) or 0)
     except GtcoError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "gtco"):
+            raise
+        how = installing("train" if folder == "language" else "bench")
+        missing = f"error: bench {argv[0]} needs {package}, which is not installed: {how}"
+        print(missing, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

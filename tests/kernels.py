@@ -26,6 +26,9 @@ from gtco.tensor.space import Config, Program, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
 from tests.fences import before_fence, fenced
 
+TOLERANCE = 3e-5  # of the largest value: three operators after sums of some hundred products
+ROUNDED = 2.0**-8  # of a number that is stored as bfloat16: half a unit of its last place
+
 GUARD = 256  # bytes before an output or workspace
 GUARD_BYTE = 0xA5
 
@@ -219,13 +222,38 @@ def reference(stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True) 
     """The stage's output by ``gtco.tensor.reference``; float arrays are first widened to
     float64.
     """
+    return _values(stage, arrays, precise)[stage.output.output]
+
+
+def allowed(stage: Stage, arrays: Sequence[np.ndarray]) -> float:
+    """How far a right kernel's output may be off, over its largest value. Weights of a softmax are
+    stored as bfloat16, so the error of attention is a share of V's largest value. The sum over V
+    may be much smaller than that.
+    """
+    values, tolerance = _values(stage, arrays), TOLERANCE
+    for op in stage.operators:
+        if op.kind == "attention" and stage.types[op.inputs[0]].dtype == "bfloat16":
+            v, summed = (_largest(values[x]) for x in (op.inputs[2], op.output))
+            tolerance = max(tolerance, ROUNDED * max(1.0, v / summed))
+    return tolerance
+
+
+def _largest(array: np.ndarray) -> float:
+    wide = np.abs(array.astype(np.float64))
+    return float(wide[np.isfinite(wide)].max(initial=1e-30))
+
+
+def _values(
+    stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True
+) -> dict[str, np.ndarray]:
+    """Every tensor of the stage, by name."""
     values = {
         i.name: a.astype(np.float64) if precise and a.dtype == np.float32 else a
         for i, a in zip(stage.inputs, arrays, strict=True)
     }
     for op in stage.operators:
         values[op.output] = evaluate(op, *(values[x] for x in op.inputs))
-    return values[stage.output.output]
+    return values
 
 
 def some_kernels(sketch: Sketch, machine: Target) -> list[Built]:

@@ -6,8 +6,8 @@
 ``python -m bench language_model finetune [--records FILE ...] [--readings FILE ...] [--name NAME]``
 ``python -m bench language_model evaluate [--model FILE] [--records F ...] [--readings F ...]``
 
-Each step may be stopped at any moment and goes on where it was, in ``--folder``. Training needs
-torch: pip install 'gtco[train]'.
+Each step may be stopped at any moment and goes on where it was, in ``--folder``. The extra
+``train`` brings what they need.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gtco.search.language.words import Vocabulary
 from gtco.search.records.records import Record, Records, circumstances
 from gtco.search.records.shipped import shipped
 from gtco.search.records.text import from_lines, programs
-from gtco.support.errors import OptionError, installing
+from gtco.support.errors import OptionError
 from gtco.tensor.stage import Stage
 
 from ..harness.readings import FOLDER as READINGS
@@ -45,13 +45,8 @@ HOUR = 3600
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
-    try:
-        done: int = STEPS[options.step](options)
-        return done
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise OptionError(f"training needs torch: {installing('train')}") from error
+    done: int = STEPS[options.step](options)
+    return done
 
 
 def say(text: str) -> None:

@@ -20,7 +20,7 @@ from gtco.models.setr import Setr
 from gtco.models.vit import DinoV2, VisionTransformer
 from gtco.models.weights import initialise
 
-from ..models.end_to_end import FIVE
+from ..models.names import FIVE
 from ..models.wide import MEMBERS as WIDE
 
 # Layers of these repeat, so two of them have every stage.

@@ -25,7 +25,7 @@ from ..harness import ahead
 from ..harness.ahead import Row
 from ..harness.peers import SETTINGS, peer_of
 from . import int8_table
-from .end_to_end import FIVE, WIDER
+from .names import FIVE, WIDER
 
 TITLES = {
     "onnxruntime": "ONNX Runtime",

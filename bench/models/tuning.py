@@ -25,7 +25,7 @@ from ..harness.by_model import every_model, parser
 from ..harness.rounds import Contender, compare
 from ..harness.suite import console
 from ..harness.workload import candidates, check_peers, prepare
-from .end_to_end import MODELS
+from .names import MODELS
 
 TUNED = "gtco-tuned"
 

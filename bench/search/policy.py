@@ -41,7 +41,7 @@ from ..harness.by_model import every_model, parser
 from ..harness.readings import load
 from ..harness.suite import console
 from ..harness.workload import export
-from ..models.end_to_end import MODELS
+from ..models.names import MODELS
 from . import carried
 
 PATIENCE = 6

@@ -29,7 +29,7 @@ from gtco.search.scheduler import Task, allot
 from ..harness.by_model import every_model, parser
 from ..harness.suite import console
 from ..harness.workload import export
-from ..models.end_to_end import MODELS
+from ..models.names import MODELS
 
 SLOT = 4  # trials
 SHUFFLES = 20

@@ -40,8 +40,7 @@ def script(top: argparse.ArgumentParser, shell: str) -> str:
         import shtab
     except ImportError:
         raise OptionError(
-            f"completion needs shtab, which is not installed: pip install shtab, or "
-            f"{installing('completion')}"
+            f"completion needs shtab, which is not installed: {installing('completion')}"
         ) from None
     for action in _actions(top):
         if action.type in FILES:

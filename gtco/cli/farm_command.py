@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -64,8 +65,12 @@ def main(options: argparse.Namespace) -> int:
 
 def start(options: argparse.Namespace) -> list[str]:
     """The arguments of ``ray start`` for the machine that others join. It measures only if it joins
-    too.
+    too. Ray prints commands of its own, so gtco's are said first.
     """
+    host = socket.gethostname()
+    say(f"machines join by       gtco farm join {host}:{options.port}")
+    say(f"measure on them by     gtco tune MODEL.onnx --farm ray://{host}:{options.client_port}")
+    say("Ctrl-C ends the farm. What follows is Ray's text: its own commands are not needed")
     found = ["--head", f"--port={options.port}", f"--ray-client-server-port={options.client_port}"]
     found += ["--num-cpus=0", "--include-dashboard=false"]
     return found + ([f"--temp-dir={options.logs.absolute()}"] if options.logs else [])

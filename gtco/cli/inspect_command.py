@@ -222,8 +222,9 @@ def inspect(
     """Reads what a library says about itself, or about its variant of these sizes, without running
     any code of it. With ``profile``, opens the library and measures its stages (median of calls on
     random inputs) and the machine's peak. A library for GPUs that cannot be opened here is only
-    read, and the reason replaces the peak.
+    read, and so is one for another kind of CPU; the reason replaces the peak.
     """
+    from gtco.runtime.elf import read_contents
     from gtco.runtime.library import read_metadata
     from gtco.runtime.module import load
     from gtco.runtime.variants import choose
@@ -233,7 +234,10 @@ def inspect(
     assert variant is not None
     opened: Model | None = None
     reason = "not measured (--no-profile)"
-    if profile:
+    isa = read_contents(library).isa
+    if profile and not isa.here:
+        reason = f"not measured: a library for {isa.name}, which this machine is not"
+    elif profile:
         try:
             opened = load(library, threads=threads, dims=sizes)
         except ArtifactError as error:

@@ -43,7 +43,7 @@ def check_installed() -> None:
     if sys.version_info < (3, 11):
         raise BuildError(f"{what} and needs Python 3.11 or later. --json does without")
     raise BuildError(
-        f"{what}: pip install 'gtco[report]' ({installing('report')}). --json does without"
+        f"{what}: {installing('report')}. --json does without"
     )
 
 

@@ -88,11 +88,12 @@ PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}  # their modules h
 
 
 def installing(extra: str = "") -> str:
-    """The command that installs what gtco needs, or one of its extras. It names a checkout, because
-    gtco is in no package index.
+    """The command that installs what gtco needs, or one of its extras: where gtco is installed from
+    a wheel pip finds its extras by the name, and a checkout may be on a path alone.
     """
-    command = f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
-    return f"{command} in a checkout of gtco"
+    if not extra:
+        return "pip install -e . in a checkout of gtco"
+    return f"pip install 'gtco[{extra}]' (in a checkout of gtco: pip install -e '.[{extra}]')"
 
 
 def describe(error: BaseException) -> str:

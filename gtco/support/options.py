@@ -5,7 +5,7 @@ GTCO_CACHE            folder for measurements and compiled libraries (default ``
 GTCO_CACHE_GB         how many GB of compiled libraries are kept there (default 4); 0 keeps none
 GTCO_NUM_THREADS      threads of a compiled model, read by the C runtime when it opens
 CC                    the C compiler that links (default ``gcc``, then ``cc``, then ``clang``; for
-                      another instruction set a cross compiler, see ``gtco.runtime.cross``)
+                      another instruction set a cross compiler)
 RAY_AUTH_TOKEN        the token of a tuning farm, which Ray reads too
 RAY_AUTH_TOKEN_PATH   the file that has the token (default ``~/.ray/auth_token``)
 RAY_AUTH_MODE         ``token`` (default, where there is one) has Ray ask for the token

@@ -16,11 +16,10 @@ from gtco.tensor.sketch import RULES, family, space_of
 from gtco.tensor.space import Config, Rejection
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.arm.emulation import Batch, Job, featured
-from tests.kernels import assert_close, fresh_seed, random_inputs, reference
+from tests.kernels import allowed, assert_close, fresh_seed, random_inputs, reference
 from tests.stages import CORES, drawn
 
 T = TensorType
-TOLERANCE, ROUNDED = 3e-5, 2.0**-8  # as in tests/tensor/test_space_property.py
 # Features, the CPU that has them (qemu 7.2 has none with bf16 and i8mm but ``max``), and what its
 # rows of products are called
 CPUS = {
@@ -115,10 +114,8 @@ def run(
     rows: Counter[str] = Counter()
     for what, config, stage, job, inputs in checks:
         assert job.result is not None
-        attentions = [op.inputs[0] for op in stage.operators if op.kind == "attention"]
-        rounded = any(stage.types[q].dtype == "bfloat16" for q in attentions)
         exact = stage.output.type.dtype == "int32"
-        tolerance = 0.0 if exact else ROUNDED if rounded else TOLERANCE
+        tolerance = 0.0 if exact else allowed(stage, inputs)
         try:
             assert_close(job.result.astype(np.float64), reference(stage, inputs), tolerance)
         except AssertionError as error:

@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import gtco
+from gtco import cli
 from gtco.compiler import compile_to_file
 from gtco.machine.isa import AARCH64
 from gtco.runtime.cross import compiler_for
@@ -109,7 +110,9 @@ def scaled() -> onnx.ModelProto:
     )
 
 
-def test_denormals_are_flushed_and_what_cannot_run_here_says_so(tmp_path: Path) -> None:
+def test_denormals_are_flushed_and_what_cannot_run_here_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As on x86-64, where the mode is that of MXCSR; also verify runs by the emulator."""
     path = tmp_path / "m.so"
     report = compile_to_file(scaled(), path, target="cortex-a76", verify=True, cache=False)
@@ -120,6 +123,8 @@ def test_denormals_are_flushed_and_what_cannot_run_here_says_so(tmp_path: Path) 
         assert (compiled.run({"x": x})["y"] == 0).all()
     with pytest.raises(ArtifactError, match=r"is a library for aarch64.*open it where"):
         gtco.load(path)
+    assert cli.main(["inspect", str(path)]) == 0  # as that error says
+    assert "not measured: a library for aarch64" in capsys.readouterr().out
     with pytest.raises(ArtifactError, match="compile_to_file"):
         gtco.compile_model(scaled(), target="cortex-a76")
     with pytest.raises(OptionError, match="tune where the library is to run"):

@@ -31,7 +31,8 @@ from bench.harness.workload import (
     prepare,
 )
 from bench.models import readme
-from bench.models.end_to_end import FIVE, MODELS, SUITES, WIDER, summary
+from bench.models.end_to_end import summary
+from bench.models.names import FIVE, MODELS, SUITES, WIDER
 from gtco.support.errors import BuildError, ModelError, OptionError, ShapeError
 
 
@@ -380,6 +381,28 @@ def test_benchmarks_are_listed_and_exist(capsys, root):
         assert name in out and what in out
         assert (root / "bench" / folder / f"{name}.py").is_file()
         assert callable(importlib.import_module(f"bench.{folder}.{name}").main)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("end_to_end", "bench"), ("language_model", "train")])
+def test_a_missing_package_is_named(name, extra, monkeypatch, capsys):
+    def missing(module, package=None):
+        raise ModuleNotFoundError("No module named 'rich.console'", name="rich.console")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    assert entry.main([name]) == 1
+    said = capsys.readouterr().err
+    assert f"bench {name} needs rich, which is not installed" in said and f"[{extra}]" in said
+
+
+def test_training_a_language_model_needs_no_package_that_the_extra_lacks(root):
+    """rich, psutil and safetensors are of the extra ``bench``."""
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('rich', 'psutil', 'safetensors', 'nncf', 'openvino')))\n"
+        "import bench.language.language_model"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_end_to_end_refuses_unknown_peers(capsys):

@@ -19,7 +19,8 @@ from bench.harness.build import Build, Tuning, build
 from bench.harness.rounds import Comparison, Measurement
 from bench.harness.workload import Workload
 from bench.models import readme
-from bench.models.end_to_end import FIVE, summary
+from bench.models.end_to_end import summary
+from bench.models.names import FIVE
 from gtco.search.records.records import Records
 from tests.driver.test_compiler import mlp
 

@@ -51,4 +51,4 @@ def test_other_shells_have_a_script(shell, capsys) -> None:
 def test_without_shtab_the_error_says_how_to_get_it(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert cli.main(["completion", "bash"]) == 1
-    assert "pip install shtab" in capsys.readouterr().err
+    assert "pip install 'gtco[completion]'" in capsys.readouterr().err

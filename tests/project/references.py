@@ -174,7 +174,7 @@ def environment() -> str:
 
 
 def variables() -> dict[str, str]:
-    rows = re.findall(r"(?m)^([A-Z_]+) {2,}(.*)$", options.__doc__ or "")
+    rows = re.findall(r"(?m)^([A-Z_]+) {2,}(.*(?:\n {8,}.*)*)$", options.__doc__ or "")
     return {name: _sentence(what) for name, what in rows}
 
 

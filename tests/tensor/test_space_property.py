@@ -33,6 +33,7 @@ from gtco.tensor.space import Config, Decision, Program, Rejection, Sketch, Spac
 from gtco.tensor.stage import Stage, make_stage
 from tests.kernels import (
     EMULATED,
+    allowed,
     assert_close,
     fresh_seed,
     linked,
@@ -45,8 +46,6 @@ from tests.kernels import (
 from tests.stages import CONTRACTIONS, CORES, Drawing, drawn
 
 REASONS = {"unknown sketch", "unknown decision", "no option", "left open"}
-TOLERANCE = 3e-5  # of the largest value: three operators after sums of some hundred products
-ROUNDED = 2.0**-8  # a softmax's weight may round to either neighbouring bfloat16
 ENUMERATED = 4000  # configs of a space that are listed and compared with the answers of check
 
 
@@ -173,13 +172,12 @@ def check_kernels(space: Space, legal: list[Config], machine: Target, random: Ra
     library = load([p.function for p in programs.values()], machine)
     inputs = random_inputs(space.stage, random.randrange(1 << 30))
     wanted = reference(space.stage, inputs)
-    attentions = [op.inputs[0] for op in space.stage.operators if op.kind == "attention"]
-    rounded = any(space.stage.types[q].dtype == "bfloat16" for q in attentions)
+    tolerance = allowed(space.stage, inputs)
     for number, config in enumerate(legal):
         if isinstance(program := programs.get(config), Program):
             got = linked(library, f"k{number}", space.stage, program)(*inputs, unaligned=True)
             try:
-                assert_close(got.astype(np.float64), wanted, ROUNDED if rounded else TOLERANCE)
+                assert_close(got.astype(np.float64), wanted, tolerance)
             except AssertionError as error:
                 error.add_note(f"config {config.to_json()}")
                 raise

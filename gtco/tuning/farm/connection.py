@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gtco.support.errors import FarmError
+from gtco.support.errors import FarmError, installing
 from gtco.support.options import ray_token, use_ray_token
 from gtco.support.version import __version__
 from gtco.tuning.farm import machine as there
@@ -85,7 +85,7 @@ def import_ray() -> Any:
         import ray
     except ImportError as error:
         raise FarmError(
-            f"a farm needs Ray ({error}): pip install 'gtco[farm]', or pip install 'ray[client]'"
+            f"a farm needs Ray ({error}): {installing('farm')}, or pip install 'ray[client]'"
         ) from error
     return ray
 

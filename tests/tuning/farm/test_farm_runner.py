@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gtco.cli import farm_command
 from gtco.machine import identity as module
 from gtco.machine.identity import Identity, governor, identity
 from gtco.machine.target import Target, detect
@@ -214,6 +217,15 @@ def test_only_loopback_needs_no_token(tmp_path: Path, monkeypatch: pytest.Monkey
     for address in ("localhost:10001", "ray://localhost", "ray://:1", "http://localhost:1"):
         with pytest.raises(FarmError, match="give the address"):
             check_address(address)
+
+
+def test_starting_says_how_to_join_and_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ray's own text names its own commands, which would join without a kind."""
+    options = Namespace(port=7000, client_port=7001, logs=None)
+    assert {"--port=7000", "--ray-client-server-port=7001"} <= set(farm_command.start(options))
+    said = capsys.readouterr().out
+    assert re.search(r"gtco farm join \S+:7000\n", said)
+    assert re.search(r"gtco tune MODEL.onnx --farm ray://\S+:7001\n", said)
 
 
 def test_options_that_do_not_go_with_a_farm() -> None:
