@@ -63,7 +63,8 @@ def text(machines: tuple[Trained, ...]) -> str:
     for line in lines.split("\n"):
         inner = line.strip()
         if depth:
-            out[-1] += inner + (" " if inner.endswith(",") else "")
+            ends = depth == 1 and inner.rstrip(",") == "]"
+            out[-1] += inner + (" " if inner.endswith(",") and not ends else "")
         else:
             out.append(line)
         opened = inner.endswith("[") and ('"weights"' in inner or '"words"' in inner or depth > 0)
