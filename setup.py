@@ -106,10 +106,12 @@ setup(
     package_data={
         "gtco.runtime": ["csrc/*.*", "csrc/cpu/*", "csrc/cuda/*"],
         "gtco.search.records": ["measured/*.jsonl"],
+        "gtco.search.closed_form": ["*.json"],
         "gtco.search.language": ["*.npz"],
         "gtco.tensor.cuda": ["device/gtco/*.cuh"],
         "gtco.report": ["schema.json", "templates/*"],
         "gtco": ["py.typed"],
+        "gtco.bench.closed_form": ["*.c", "*.csv"],
         "gtco.bench.kernels": ["*.c"],
     },
     install_requires=[*TVM, "numpy", "ml_dtypes", "onnx", "onnxsim", "networkx"],

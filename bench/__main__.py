@@ -46,6 +46,10 @@ BENCHMARKS = {
         "language",
         "the tensor language model: sample, pretrain, measure, finetune, evaluate (TLM)",
     ),
+    "closed_form": (
+        "closed_form",
+        "products configured in constant time: build, time, train, evaluate (DyGen's Table III)",
+    ),
     "compile_time": (
         "models",
         "seconds to the first output beside the peers, and by phase (GTCO's Table VI)",

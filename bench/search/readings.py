@@ -147,13 +147,13 @@ def _measured(
     for number in range(TRIES):
         if number:
             time.sleep(PAUSE)
-        before, begin = _busy(), time.monotonic()
+        before, begin = busy(), time.monotonic()
         (timed,) = measurer.time([trial], BATCH_SECONDS)
         if timed.failed:
             raise OptionError(f"{stage.label} could not be timed: {timed.failed}")
-        others = (_busy() - before) / (time.monotonic() - begin) / (os.cpu_count() or 1)
+        others = (busy() - before) / (time.monotonic() - begin) / (os.cpu_count() or 1)
         if others <= QUIET:
-            return _line(timed)
+            return line_of(timed)
         if time.monotonic() >= end:
             return None
     raise OptionError(
@@ -162,7 +162,7 @@ def _measured(
     )
 
 
-def _line(timed: Timed) -> dict[str, object]:
+def line_of(timed: Timed) -> dict[str, object]:
     """``standing`` and ``ratios`` of a batch (:mod:`bench.harness.readings`)."""
     readings = timed.readings
     base = (readings[:, 0] + readings[:, -1]) / 2
@@ -174,7 +174,7 @@ def _line(timed: Timed) -> dict[str, object]:
     return {"standing": round(float(np.median(base)), 9), "ratios": ratios}
 
 
-def _busy() -> float:
+def busy() -> float:
     """Seconds of all cores that processes other than this one and its ended children took."""
     first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     user, nice, system, _, _, irq, softirq, steal = map(float, first[1:9])

@@ -251,7 +251,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         choices=POLICIES,
         default="analytic",
         help="who picks kernels, and proposes those that gtco tune measures: the prices of a model "
-        "of the machine, or a language model that was trained on measurements (default analytic)",
+        "of the machine, a language model that was trained on measurements, or polynomials that "
+        "give the config of a product in constant time (default analytic)",
     )
     parser.add_argument(
         "--threads",

@@ -362,6 +362,12 @@ class Compilation:
             from gtco.search.language.policy import LanguagePolicy
 
             return cast("Policy", LanguagePolicy(policy, rates))
+        if self.options.policy == "closed-form":
+            from gtco.search.closed_form.policy import ClosedFormPolicy
+
+            closed = ClosedFormPolicy(policy)
+            self.report.notes += closed.notes
+            return cast("Policy", closed)
         return policy
 
     def policy_for(self, machine: Machine, records: Records | None) -> RecordedPolicy:

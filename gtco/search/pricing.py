@@ -85,9 +85,18 @@ class PricingPolicy(ABC):
         """The ``n`` configs of least predicted time over all sketches, best first."""
         return [pick.config for pick in self.best(stage, n)]
 
-    def _of_sketches(self, stage: Stage, priced: Callable[[Sketch], Sequence[P]]) -> list[P]:
-        """The results of ``priced`` for each sketch, by predicted time. A sketch that raises is
-        skipped and noted.
+    def others(self, stage: Stage, structure: str) -> list[Pick]:
+        """The best pick of each sketch but that of this name, by predicted time."""
+        return self._of_sketches(stage, self.picks, (structure,))
+
+    def _of_sketches(
+        self,
+        stage: Stage,
+        priced: Callable[[Sketch], Sequence[P]],
+        without: Collection[str] = (),
+    ) -> list[P]:
+        """The results of ``priced`` for each sketch but those in ``without``, by predicted time. A
+        sketch that raises is skipped and noted.
         """
         found: list[P] = []
 
@@ -96,6 +105,8 @@ class PricingPolicy(ABC):
             self._failures.setdefault(what, []).append(f"{stage.label} ({stage.key})")
 
         for sketch in space_of(stage, self.target, failed).sketches:
+            if sketch.name in without:
+                continue
             try:
                 of_sketch = priced(sketch)
                 for one in of_sketch:

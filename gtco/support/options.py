@@ -73,7 +73,8 @@ def check_place(path: Path) -> None:
         raise OptionError(f"the folder '{path.parent}' does not exist: make it first")
 
 
-POLICIES = ("analytic", "language-model")  # who picks kernels and proposes candidates
+# who picks kernels and proposes candidates
+POLICIES = ("analytic", "language-model", "closed-form")
 
 
 def check_policy(policy: str) -> None:
@@ -98,7 +99,8 @@ class Tune:
       kept
     - ``policy``: who proposes candidates first: ``analytic``, the search that begins at the prices
       of the analytic policy; or ``language-model``, a trained model that writes them as sentences
-      (``docs/papers/tlm.md``), before the search goes on from them
+      (``docs/papers/tlm.md``), or ``closed-form``, trained polynomials that give a product's
+      (``docs/papers/dygen.md``), before the search goes on from them
     - ``weights``: a file with the language model, in place of the one that ships with gtco
     """
 
@@ -221,8 +223,9 @@ class CompileOptions:
       machine, in some seconds; ``full`` continues until none is better, 10 minutes at most; or a
       :class:`Tune`
     - ``policy``: who picks kernels that were not measured: ``analytic``, the prices of a model of
-      the machine; or ``language-model``, a trained model that writes them
-      (``docs/papers/tlm.md``)
+      the machine; ``language-model``, a trained model that writes them (``docs/papers/tlm.md``);
+      or ``closed-form``, trained polynomials that give the products' in constant time
+      (``docs/papers/dygen.md``)
     - ``records``: a file of measurements. Configs that stood on this machine are picked, and
       measurements of ``tune`` are added; the file is made if it does not exist. For GPUs a file
       with answers of ``gtco measure``
@@ -337,7 +340,7 @@ class CompileKeywords(TypedDict, total=False):
     verify_layers: bool | None
     strict: bool | None
     tune: Literal["off", "quick", "full"] | str | Tune | None
-    policy: Literal["analytic", "language-model"] | str | None
+    policy: Literal["analytic", "language-model", "closed-form"] | str | None
     records: str | os.PathLike[str] | None
     farm: str | None
     farm_kind: str | None

@@ -22,6 +22,7 @@ from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.machine.target import detect
 from gtco.search.calibration.peak import Peak, known_peak, machine_peak
+from gtco.search.closed_form.policy import written
 from gtco.search.policy import Policy
 from gtco.search.recorded import by_stage
 from gtco.search.records.records import Outcome, Record, Records, circumstances
@@ -128,6 +129,10 @@ class _Tuner:
         others = [*shipped, *elsewhere]
         stages = records.stages() if records is not None else {}
         first = nearest(others, self.results.keys(), self.circumstances)
+        if effort.policy == "closed-form":
+            tuned = (result.stage for result in self.results.values())
+            for key, config in written(policy, tuned).items():
+                first[key] = [config, *first.get(key, ())]
         writer = writer_of(policy, effort)
         proposals: Proposals = (
             LearnedProposals(policy, self.results, here, others, stages, writer)

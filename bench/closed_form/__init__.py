@@ -1,0 +1,1 @@
+"""How the closed form is trained and judged (DyGen; docs/papers/dygen.md)."""

@@ -1,0 +1,1 @@
+"""DyGen's closed form: polynomials that give a product's config in constant time."""
