@@ -22,6 +22,11 @@ if str(ROOT) not in sys.path:
 # Tests are about compiling, and many change the compiler: only those of the cache use it.
 os.environ["GTCO_CACHE_GB"] = "0"
 
+# A thread of OpenBLAS or OpenMP spins for a tenth of a second behind a product, on the core of
+# another test process.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Hundreds of tests start gtco as a process, which should not compile gtco's own source each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -234,16 +234,16 @@ def inspect(
     assert variant is not None
     opened: Model | None = None
     reason = "not measured (--no-profile)"
-    isa = read_contents(library).isa
-    if profile and not isa.here:
-        reason = f"not measured: a library for {isa.name}, which this machine is not"
-    elif profile:
+    if profile:
         try:
             opened = load(library, threads=threads, dims=sizes)
         except ArtifactError as error:
-            if "images" not in metadata:
+            if "images" in metadata:
+                reason = f"not measured: {error}"  # no GPU here runs the model
+            elif (isa := read_contents(library).isa).here:
                 raise
-            reason = f"not measured: {error}"  # no GPU here runs the model
+            else:
+                reason = f"not measured: a library for {isa.name}, which this machine is not"
     if opened is None:
         return Inspection(
             tuple(variant["steps"]),

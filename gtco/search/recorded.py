@@ -173,14 +173,15 @@ class RecordedPolicy:
                 f"what {self.source} says of {stage.label} ({stage.key}) is not followed: "
                 f"{space.check(config)}"
             )
-        wrong = {record.parsed for record in known if record.outcome == "wrong"}
-        if pick.config not in wrong:
+        if pick.config not in _wrong(known):
             return pick
-        promising = self.best(stage, len(wrong) + 1, without)
-        return next((other for other in promising if other.config not in wrong), None)
+        return next(iter(self.best(stage, 1, without)), None)
 
     def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
-        return self.policy.best(stage, n, without)
+        """By price, without configs that were measured to compute something else."""
+        wrong = _wrong(self.known(stage))
+        found = self.policy.best(stage, n + len(wrong), without)
+        return [pick for pick in found if pick.config not in wrong][:n]
 
     def known(self, stage: Stage) -> list[Record]:
         """The stage's records under these circumstances, their configs written as the stage's space
@@ -301,3 +302,7 @@ def measured_elsewhere(
         f"{records.path} holds nothing that was measured for '{policy.target.name}' with these "
         f"versions of gtco, TVM and NVRTC: {MODEL_PICKS}"
     ]
+
+
+def _wrong(records: Iterable[Record]) -> set[Config]:
+    return {record.parsed for record in records if record.outcome == "wrong"}

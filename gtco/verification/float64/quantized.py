@@ -197,6 +197,58 @@ class MatMulNBits(OpRun):
         return (y if bias is None else y + bias,)
 
 
+class GatherBlockQuantized(OpRun):
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, data, indices, scales, zeros=None, bits=4, block_size=128, gather_axis=0,
+        quantize_axis=1,
+    ):  # fmt: skip
+        packed = data.dtype == np.uint8
+        steps = _unpacked(data, bits) if packed else data.astype(np.float64)
+        middle = np.asarray(2.0 ** (bits - 1) if packed else 0.0)
+        if zeros is not None:
+            middle = _unpacked(zeros, bits) if packed else zeros.astype(np.float64)
+            middle = middle[..., : scales.shape[-1]]
+        scale, shift = (
+            np.repeat(v, block_size, quantize_axis).take(
+                range(steps.shape[quantize_axis]), quantize_axis
+            )
+            if v.ndim
+            else v
+            for v in (scales, middle)
+        )
+        table = ((steps - shift) * scale).astype(arithmetic.rules.dtype)
+        return (table.take(indices, gather_axis),)
+
+
+class QAttention(OpRun):
+    """softmax(q @ k^T * scale + mask) @ v of projections by integers: [B, rows, width]."""
+
+    op_domain = MICROSOFT
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, weight, bias, x_scale, w_scale, mask=None, x_zero=None, w_zero=None, past=None,
+        do_rotary=0, mask_filter_value=-10000.0, num_heads=1, past_present_share_buffer=0,
+        scale=None, unidirectional=0,
+    ):  # fmt: skip
+        if past is not None or do_rotary:
+            raise NotImplementedError("QAttention with a past or with positions is not computed")
+        y = np.matmul(_steps(x, x_zero), _steps(weight, w_zero)) * (x_scale * _one(w_scale)) + bias
+        (batch, rows), width = x.shape[:2], bias.size // 3
+        q, k, v = y.reshape(batch, rows, 3, num_heads, -1).transpose(2, 0, 3, 1, 4)
+        scores = q @ k.swapaxes(-1, -2) * (scale or (width // num_heads) ** -0.5)
+        if mask is not None:  # lengths of the batch, or a flag for each key
+            seen = mask > 0 if mask.ndim > 1 else np.arange(rows) < mask[:, None]
+            scores = scores + np.where(seen, 0.0, mask_filter_value)[:, None, None, :]
+        if unidirectional:
+            scores = np.where(np.tri(rows, dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = weights / weights.sum(-1, keepdims=True)
+        joined = (weights @ v).transpose(0, 2, 1, 3).reshape(batch, rows, width)
+        return (joined.astype(arithmetic.rules.dtype),)
+
+
 def _unpacked(array: Array, bits: int) -> Array:
     """The numbers in each byte as float64, side by side; the first is in the lowest bits."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
@@ -352,7 +404,8 @@ def _spread(v: Array | None, shape: Sequence[int], axis: int, block: int) -> Any
 _SAME = (QLinearConv, QuantizeLinear, DequantizeLinear)
 QUANTIZED: Sequence[type[OpRun]] = (
     MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv, QGemm, MatMulIntegerToFloat,
-    DynamicQuantizeLinear, DynamicQuantizeMatMul, MatMulNBits, QLinearAdd, QLinearMul, QLinearWhere,
+    DynamicQuantizeLinear, DynamicQuantizeMatMul, MatMulNBits, GatherBlockQuantized, QAttention,
+    QLinearAdd, QLinearMul, QLinearWhere,
     QLinearConcat, QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax, QLinearReduceMean,
     QLinearGlobalAveragePool, QLinearAveragePool, QuantizeLinear, DequantizeLinear,
     *(type(kind.__name__, (kind,), {"op_domain": MICROSOFT}) for kind in _SAME),
