@@ -172,6 +172,7 @@ def test_what_computed_something_else_is_no_price(cut: Cut) -> None:
     other = cut.policy.best(stage, 2)[1].config.to_json()
     fast = replace(cut.row(stage, 1e-3, "taken", 2), config=json.dumps(other))
     cut.records.add([cut.row(stage, 3.0, "kept", 1), fast])
+    cut.policy.observe()
     assert cut.policy.predict(stage) == 1e-3 * cut.price(stage)
     cut.records.add([wrong(fast)])
     cut.policy.observe()
