@@ -111,9 +111,9 @@ def build(
     timeout: float = 1800.0,
     tuning: Tuning = Tuning(),
     target: str = "native",
-    dims: Mapping[str, str] | None = None,
+    dims: Mapping[str, str | list[int]] | None = None,
 ) -> Build:
-    """Compiles ``model`` (.onnx) to ``library``, with ranges of sizes in ``dims``, within
+    """Compiles ``model`` (.onnx) to ``library``, with ranges and lists of sizes in ``dims``, within
     ``timeout`` seconds in addition to those of ``tuning``. Never raises for a failed compile:
     ``error`` says why it failed.
     """

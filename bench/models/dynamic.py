@@ -177,7 +177,8 @@ def measure(
     """Compiles, times and prints; what was found as JSON."""
     threads = options.threads
     given = {name: text_of(sizes) for name, sizes in dims.items()}
-    opened = compiled(model, folder / "open.so", threads, dims=given)
+    sizes = {name: given[name] if isinstance(s, Range) else s for name, s in dims.items()}
+    opened = compiled(model, folder / "open.so", threads, dims=sizes)
     title = ", ".join(f"{name}={text}" for name, text in given.items())
     table = Table(f"{model.stem}, {title}, {threads} threads, {machine.cpu_model()}")
     table.column("at")

@@ -89,6 +89,7 @@ def test_ratios_and_what_failed(
     assert dynamic.ratios_of(report["rows"], "onnxruntime") == [2.0]
     assert "batch=3" in capsys.readouterr().out
     file.unlink()
+    arguments[2] = "batch=1,3"
     assert dynamic.main([*arguments, "--peers", "openvino"]) == 1
     (report,) = json.loads(file.read_text())["models"]
     assert dynamic.ratios_of(report["rows"], "openvino") == [] and not report["sound"]
