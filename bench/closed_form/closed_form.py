@@ -33,6 +33,7 @@ from gtco.tuning.trial import REPEATS
 
 from ..harness.readings import append
 from ..harness.readings import load as readings_of
+from ..harness.steps import run, say
 from ..harness.suite import available_threads
 from ..search.readings import busy, line_of
 from . import candidates, measuring, shapes
@@ -45,13 +46,7 @@ HOUR = 3600
 
 
 def main(argv: Sequence[str]) -> int:
-    options = _parser().parse_args(argv)
-    done: int = STEPS[options.step](options)
-    return done
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
+    return run(_parser(), STEPS, argv)
 
 
 def policy_here(threads: int) -> AnalyticPolicy:

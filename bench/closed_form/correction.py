@@ -1,5 +1,5 @@
-"""What was measured corrects the price that teaches: a forest learns by how much the time of a
-config differs from its price, from the config's decisions and the product's sizes.
+"""A forest that corrects prices by measured times. It learns from a config's decisions and the
+product's sizes by how much the config's time differs from its price.
 
 Only ratios between the configs of one product count, because nothing else decides a pick.
 """

@@ -54,8 +54,8 @@ def build(
     target: Target,
     say: Callable[[str], None],
 ) -> None:
-    """Builds each product's candidates, given by role, into a file of the folder. What stands in a
-    file is kept, and what is new is built beside it.
+    """Builds the candidates of each product, which are given by role, and writes a file for the
+    product in the folder. Kernels that the file has already are not built again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for product, candidates in wanted:
@@ -111,7 +111,7 @@ def _with(
 
 
 def built(folder: Path) -> Iterator[Built]:
-    """What was built, in the order in which it was built."""
+    """The products of the folder with their kernels, the first that was built first."""
     for file in sorted(folder.glob("*.pickle"), key=lambda f: (f.stat().st_mtime, f.name)):
         yield pickle.loads(file.read_bytes())
 

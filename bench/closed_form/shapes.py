@@ -32,7 +32,7 @@ def name_of(product: Product) -> str:
 
 
 def named(name: str) -> Product:
-    """The product of a name. Raises :class:`OptionError` if it is none."""
+    """The product that the name describes. Raises :class:`OptionError` if it describes none."""
     kind, _, sizes = name.rpartition(" ")
     try:
         batch, m, n, k = map(int, sizes.split("x"))

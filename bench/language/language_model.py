@@ -34,6 +34,7 @@ from gtco.support.errors import OptionError
 from gtco.tensor.stage import Stage
 
 from ..harness.readings import FOLDER as READINGS
+from ..harness.steps import run, say
 from ..harness.suite import available_threads
 from . import corpus, demonstrations, sample
 from .demonstrations import Demonstration, sentence_of
@@ -44,13 +45,7 @@ HOUR = 3600
 
 
 def main(argv: Sequence[str]) -> int:
-    options = _parser().parse_args(argv)
-    done: int = STEPS[options.step](options)
-    return done
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
+    return run(_parser(), STEPS, argv)
 
 
 # the steps ----------------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ class Layouts:
         without: Collection[str] = (),
     ) -> Pick | None:
         """The policy's choice, or one that is nearly as fast and needs no new layout. A kernel that
-        is ``built``, by the stage's key, is taken again. What was measured stands.
+        is ``built``, by the stage's key, is taken again. A config that won by its measurements is
+        kept.
         """
         best = policy.choose(stage, without)
         there = built.get(stage.key)

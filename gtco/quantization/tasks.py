@@ -194,7 +194,7 @@ class TaskSums:
             self._boxes.add((wanted[scores], wanted[boxes]), (got[scores], got[boxes]))
 
     def maps(self, name: str) -> ClassMaps | None:
-        """The verdict on the output as a map of classes; None if it is none."""
+        """The verdict on the output as a map of classes; None for an output of another kind."""
         return self._maps[name].verdict() if name in self._maps else None
 
     def boxes(self, name: str) -> Boxes | None:

@@ -211,12 +211,7 @@ class GatherBlockQuantized(OpRun):
             middle = _unpacked(zeros, bits) if packed else zeros.astype(np.float64)
             middle = middle[..., : scales.shape[-1]]
         scale, shift = (
-            np.repeat(v, block_size, quantize_axis).take(
-                range(steps.shape[quantize_axis]), quantize_axis
-            )
-            if v.ndim
-            else v
-            for v in (scales, middle)
+            _spread(v, steps.shape, quantize_axis, block_size) for v in (scales, middle)
         )
         table = ((steps - shift) * scale).astype(arithmetic.rules.dtype)
         return (table.take(indices, gather_axis),)
