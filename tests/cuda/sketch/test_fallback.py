@@ -65,7 +65,7 @@ def test_every_core_alone() -> None:
     seed = fresh_seed()
     random = Random(seed)
     stages = [drawn(core, random, random, 0, (1, 3, 5, 8)) for core in CORES for _ in range(2)]
-    alone = [s for s in stages if len(s.operators) == 1]
+    alone = [s for s in stages if len(s.operators) == 1 and match(s, GPU) is not None]
     fit = [s for s in alone if min(s.output.type.sizes, default=1) > 0]  # windows into their images
     check(fit, 1e-5, seed)
 

@@ -36,7 +36,7 @@ from gtco.tensor.relax.calls import BridgeError
 from gtco.tensor.relax.spellings import module_of
 from gtco.tensor.sketch.fallback.cpu import IMAGE, SLOWNESS, operations
 from gtco.tensor.space import Config, Decision, Option, Rejection
-from gtco.tensor.stage import Stage
+from gtco.tensor.stage import INT4, Stage
 
 THREADS = 128
 EACH = 8  # instructions of a loop's iteration
@@ -63,6 +63,8 @@ def match(stage: Stage, target: GpuTarget) -> CudaFallback | None:
     """The stage if it is a single operator of known shapes, else None."""
     if len(stage.operators) != 1 or not is_static(stage):
         return None
+    if any(i.type.dtype == INT4 for i in stage.inputs):
+        return None  # CUDA has no type of two weights in a byte, and models for GPUs have none
     return CudaFallback(stage, target)
 
 
