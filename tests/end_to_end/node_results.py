@@ -5,23 +5,35 @@ continue.
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+
+from tests.end_to_end.node_cases import cases
 
 RUNNER = (sys.executable, "-m", "tests.end_to_end.node_runner")
 
 
 def run_all(groups: Sequence[Sequence[str]], processes: int) -> dict[str, str]:
-    """Each test's failure ("" if it passes), by name; ``processes`` children run at a time."""
-    with ThreadPoolExecutor(processes) as pool:
-        parts = pool.map(run_some, [groups[i::processes] for i in range(processes)])
+    """Each test's failure ("" if it passes), by name; ``processes`` children run at a time. ONNX
+    computes all expected results when its tests are loaded, which takes seconds, so the children
+    get them from here.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
+        file.write(pickle.dumps(cases()))
+        file.flush()
+        run = partial(run_some, command=(*RUNNER, file.name))
+        with ThreadPoolExecutor(processes) as pool:
+            parts = list(pool.map(run, [groups[i::processes] for i in range(processes)]))
     return {name: failure for part in parts for name, failure in part.items()}
 
 
-def run_some(groups: Sequence[Sequence[str]], command: Sequence[str] = RUNNER) -> dict[str, str]:
+def run_some(groups: Sequence[Sequence[str]], command: Sequence[str]) -> dict[str, str]:
     """Runs these tests in one child, and starts another one after each that died. The tests of the
     group that killed it are then run one by one.
     """

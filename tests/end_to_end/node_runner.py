@@ -1,6 +1,7 @@
 """Runs node tests in this process, one JSON line a test.
 
-``python -m tests.end_to_end.node_runner`` takes names on standard input. Each model goes the whole
+``python -m tests.end_to_end.node_runner FILE`` takes the pickled tests in the file, and names of
+some of them on standard input. Each model goes the whole
 way: ``compile_to_file`` writes a library, ``load`` opens it, and its outputs are compared with the
 test's. Three things differ, to fit over a thousand tests in minutes. Kernels are built in this
 process and not in workers (the process that reads the lines starts another one if this one dies).
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -31,7 +33,7 @@ from gtco.codegen.serve import answer
 from gtco.frontend.simplify import SKIPPED
 from gtco.runtime.module import load
 from gtco.verification.compare import is_float
-from tests.end_to_end.node_cases import NodeCase, cases
+from tests.end_to_end.node_cases import NodeCase
 from tests.garbage import seldom_collected
 
 
@@ -127,10 +129,9 @@ def widened(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if is_float(array.dtype) else np.asarray(array)
 
 
-def main(lines: Iterable[str]) -> None:
+def main(known: Mapping[str, NodeCase], lines: Iterable[str]) -> None:
     gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
     gtco.frontend.onnx.run_onnxsim = simplify
-    known = cases()
     seldom_collected()
     for line in lines:
         for name, failure in run([known[name] for name in line.split()]).items():
@@ -138,4 +139,4 @@ def main(lines: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(line.strip() for line in sys.stdin)
+    main(pickle.loads(Path(sys.argv[1]).read_bytes()), (line.strip() for line in sys.stdin))

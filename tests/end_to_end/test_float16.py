@@ -22,12 +22,11 @@ from models.weights import initialise
 from tests.end_to_end.halved import Halved, assert_rounded, halved
 from tests.end_to_end.node_runner import InProcess
 from tests.end_to_end.test_bfloat16 import Convolutions
-from tests.end_to_end.test_models import segformer, swin, vit
+from tests.end_to_end.test_models import swin, vit
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vit": (lambda: vit((48, 80)), (1, 3, 48, 80)),
     "swin": (lambda: swin((56, 56)), (1, 3, 56, 56)),
-    "segformer": (lambda: segformer((67, 95)), (1, 3, 67, 95)),
     "convolutions": (Convolutions, (2, 3, 37, 29)),
 }
 

@@ -29,7 +29,6 @@ from models.vit import VisionTransformer
 from models.weights import initialise
 from tests.end_to_end.node_runner import InProcess
 from tests.end_to_end.test_bfloat16 import Convolutions
-from tests.end_to_end.test_models import swin
 from tests.kernels import fresh_seed
 
 # By its constants: whether 8 bits pay depends on the rates that a machine measured, most of all on
@@ -43,7 +42,6 @@ def vit() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vit": (vit, (1, 3, 48, 80)),
-    "swin": (lambda: swin((56, 56)), (1, 3, 56, 56)),
     "convolutions": (Convolutions, (2, 3, 37, 29)),
 }
 
@@ -100,7 +98,7 @@ def narrow(compiled: gtco.CompiledModel, dtype: str = "int8") -> int:
 
 @pytest.mark.parametrize(
     ("name", "bits", "least"),
-    [("vit", 8, 6), ("swin", 8, 9), ("convolutions", 8, 2), ("vit", 4, 5)],
+    [("vit", 8, 6), ("convolutions", 8, 2), ("vit", 4, 5)],
 )
 def test_models(
     name: str, bits: int, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

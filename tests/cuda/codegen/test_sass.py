@@ -89,7 +89,7 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Each takes 10 s; the others are in ``make check-cuda``.
-IN_TESTS = ("sm_75", "sm_90a")
+IN_TESTS = ("sm_90a",)
 WHOLE = [
     pytest.param(arch, marks=[] if arch in IN_TESTS else [pytest.mark.scheduled])
     for arch in ARCHITECTURES

@@ -8,8 +8,9 @@ tolerance is four times as large.
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -364,8 +365,14 @@ def test_what_is_not_attention_on_a_gpu() -> None:
 SLOW_PATH = 4  # reciprocals in the compiler's routine for divisions that need more than one
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", MODELS)
+def in_turn() -> Iterator[Any]:
+    """Every model for every architecture. ``make test`` takes every other one of them."""
+    for number, (name, arch) in enumerate(itertools.product(MODELS, ARCHITECTURES)):
+        marks = [pytest.mark.scheduled] if (number + number // len(ARCHITECTURES)) % 2 else []
+        yield pytest.param(name, arch, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "arch"), in_turn())
 def test_machine_code(name: str, arch: str) -> None:
     """The config that the policy picks and, on one architecture, also the config with the most
     registers. Both products are instructions of Tensor Cores, nothing is spilled, and a lane

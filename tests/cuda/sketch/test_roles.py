@@ -193,7 +193,13 @@ def of_large(stage: Stage) -> Iterator[tuple[CudaGemm, Config]]:
                 yield sketch, Random(name + rows).choice(of_rows)
 
 
-@pytest.mark.parametrize("name", LARGER)
+@pytest.mark.parametrize(
+    "name",
+    [  # ``make test`` takes every other one of them
+        pytest.param(name, marks=[pytest.mark.scheduled] if number % 2 else [])
+        for number, name in enumerate(LARGER)
+    ],
+)
 def test_machine_code(name: str) -> None:
     """Half of the configs of each stage: blocks of 64 rows of one stage, of 128 of the next.
 
