@@ -1,0 +1,171 @@
+"""A product's loop nest whose sizes are arguments: one kernel for any M, N and K (Helix, Alg. 3).
+
+::
+
+    for task in chunks of rows x chunks of columns:            # parallel
+      for part of `held` row blocks:
+        for kb in blocks of k:
+          pack A[rows of the part, kc]                         # only the kernels that pack
+          for panel of the task's columns:
+            for block of the part:
+              C[height, columns] (+)= A[height, kc] x B[kc, columns]    # in registers
+
+What is compiled is the register level: the columns of a tile, and a micro-kernel for every height
+up to the row's. Rows are cut into blocks of two neighbouring heights, as in a nest of fixed sizes,
+so any M runs without padding. All numbers of the loops above are an array of int64, which a
+:class:`Cut` holds. Every size and place is int64, so no product is too large for its indices.
+
+B lies in panels of one vector of columns, [panel][k][lanes], with zeros behind the last column.
+Kernels of every width read the same panels, so weights are packed once for all M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from math import ceil
+
+import numpy as np
+
+from gtco.machine.target import Target
+from gtco.support.errors import ShapeError
+from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
+
+LARGEST = 2**40  # of a size, and 2^61 bytes of a tensor: places in it are int64
+LINE = 16  # elements of a cache line
+SETS = 256  # elements: rows that a multiple of 1 KiB apart share few sets of L1
+FEW_COLUMNS = 4  # up to so many columns, B is not in panels and k is what vectors are along
+
+
+@dataclass(frozen=True)
+class OpenNest:
+    """The part of a product's nest that is compiled.
+
+    - ``row``: the tallest micro-kernel; all lower ones of its width are compiled with it;
+    - ``packed``: A's rows are copied to scratch, not read where they lie.
+    """
+
+    row: MicroKernel
+    packed: bool
+
+    @property
+    def name(self) -> str:
+        return f"{'packed' if self.packed else 'direct'}_{self.row.rows}x{self.row.vectors}"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The numbers of one product's loops, in the order in which a kernel reads them.
+
+    Rows are ``blocks`` blocks, the first ``taller`` of ``height`` + 1 rows and the others of
+    ``height``. ``panels`` are those of the row's width. A task has at most ``task_blocks`` by
+    ``task_panels``. ``held`` blocks are worked on at once. ``lda`` is the stride of packed rows.
+    """
+
+    n: int
+    k: int
+    kc: int
+    height: int
+    taller: int
+    blocks: int
+    task_blocks: int
+    panels: int
+    task_panels: int
+    chunks_n: int
+    held: int
+    lda: int
+
+    @property
+    def array(self) -> np.ndarray:
+        """What a kernel reads."""
+        return np.array(astuple(self), np.int64)
+
+    @property
+    def chunks_m(self) -> int:
+        return ceil(self.blocks / self.task_blocks)
+
+    @property
+    def tasks(self) -> int:
+        return self.chunks_m * self.chunks_n
+
+    @property
+    def workspace(self) -> int:
+        """The bytes of scratch of a thread whose kernel packs A."""
+        rows = self.held * (self.height + (self.taller > 0))
+        return 4 * rows * self.lda
+
+
+FIELDS = tuple(field.name for field in fields(Cut))
+
+
+def check_sizes(m: int, n: int, k: int) -> None:
+    """Raises :class:`ShapeError` for sizes of which there is no product."""
+    for name, size in zip(("m", "n", "k"), (m, n, k), strict=True):
+        if not 1 <= size <= LARGEST:
+            raise ShapeError(
+                f"{name}={size} is no size of a product: sizes are from 1 to {LARGEST}"
+            )
+
+
+def cut(
+    row: MicroKernel,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    chunks_m: int = 1,
+    chunks_n: int = 1,
+    kc: int | None = None,
+    held: int | None = None,
+) -> Cut:
+    """The cut of C[m, n] = A[m, k] x B[k, n] into about so many chunks, blocks of ``kc`` steps of k
+    and parts of ``held`` row blocks (None: all). Numbers that are too large are made smaller.
+    Raises :class:`ShapeError` for sizes that are not positive or too large.
+    """
+    check_sizes(m, n, k)
+    blocks, panels = ceil(m / row.rows), ceil(n / row.columns)
+    height, taller = divmod(m, blocks)
+    task_blocks = ceil(blocks / min(chunks_m, blocks))
+    task_panels = ceil(panels / min(chunks_n, panels))
+    depth = min(k, kc or k)
+    return Cut(
+        n,
+        k,
+        depth,
+        height,
+        taller,
+        blocks,
+        task_blocks,
+        panels,
+        task_panels,
+        ceil(panels / task_panels),
+        min(held or task_blocks, task_blocks),
+        depth + (LINE if depth % SETS == 0 else -depth % LINE),
+    )
+
+
+def nests(target: Target) -> tuple[OpenNest, ...]:
+    """The kernels of the class of float32 products: for each width the tallest micro-kernel that
+    the registers hold, with A read in place and packed.
+    """
+    tallest: dict[int, MicroKernel] = {}
+    for row in micro_kernels(target):
+        tallest.setdefault(row.vectors, row)
+    return tuple(OpenNest(row, packed) for row in tallest.values() for packed in (False, True))
+
+
+def packed_vectors(n: int, lanes: int, widths: Sequence[int]) -> int:
+    """The panels of packed B: those of ``n`` columns, and so many more that the last tile of every
+    width that is not wider than all columns reads inside.
+    """
+    vectors = ceil(n / lanes)
+    return max(ceil(vectors / width) * width for width in widths if width <= vectors)
+
+
+def pack(b: np.ndarray, lanes: int, widths: Sequence[int]) -> np.ndarray:
+    """B[k, n] in panels: [panel][k][lanes]."""
+    k, n = b.shape
+    panels = packed_vectors(n, lanes, widths)
+    wide = np.zeros((k, panels * lanes), np.float32)
+    wide[:, :n] = b
+    return np.ascontiguousarray(wide.reshape(k, panels, lanes).transpose(1, 0, 2))

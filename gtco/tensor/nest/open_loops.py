@@ -1,0 +1,208 @@
+"""The loops of an :class:`gtco.tensor.nest.open.OpenNest`, as a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.nest.open import FIELDS, OpenNest
+from gtco.tensor.stage import TensorType
+
+# A buffer of unknown size. TVM asks only that places in it are constants of an int64.
+ANY = TensorType((2**62,))
+STREAMING = 4  # rows: products of fewer read each panel of B once, at the speed of memory
+AHEAD = 16  # steps of k, about the latency of memory
+STORE, LOAD = "gtco_store_first", "gtco_load_first"
+
+
+def edges(lanes: int) -> str:
+    """LLVM functions that store and load the first lanes of a vector, up to all. What lies behind
+    is not touched.
+    """
+    vector, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
+    numbers = ", ".join(f"i32 {n}" for n in range(lanes))
+    chosen = f"""\
+  %one = insertelement <{lanes} x i32> poison, i32 %count, i32 0
+  %all = shufflevector <{lanes} x i32> %one, <{lanes} x i32> poison, <{lanes} x i32> zeroinitializer
+  %mask = icmp slt <{lanes} x i32> <{numbers}>, %all
+"""
+    store, load = f"llvm.masked.store.v{lanes}f32.p0", f"llvm.masked.load.v{lanes}f32.p0"
+    return f"""\
+declare void @{store}({vector}, ptr, i32, {mask})
+declare {vector} @{load}(ptr, i32, {mask}, {vector})
+define internal i32 @{STORE}(ptr %p, {vector} %v, i32 %count) alwaysinline {{
+{chosen}  call void @{store}({vector} %v, ptr %p, i32 4, {mask} %mask)
+  ret i32 0
+}}
+define internal {vector} @{LOAD}(ptr %p, i32 %count) alwaysinline {{
+{chosen}  %v = call {vector} @{load}(ptr %p, i32 4, {mask} %mask, {vector} zeroinitializer)
+  ret {vector} %v
+}}
+"""
+
+
+def open_kernel(nest: OpenNest, symbol: str) -> Any:
+    """The kernel ``symbol(a, b, numbers, out, workspace, begin, end)`` of a nest: A[m, k], B in
+    panels, the numbers of a :class:`gtco.tensor.nest.open.Cut`, and C[m, n].
+    """
+    types = {"a": ANY, "b": ANY, "numbers": TensorType((len(FIELDS),), "int64")}
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", edges(em.lanes)):
+            _Loops(nest, em, args).emit()
+
+    return kernel(symbol, types, ANY, ANY.nbytes // 4, nest.row.lanes, body, wide=True)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Where a tile is: its first row and panel, and the block of k from ``k0`` of ``depth``."""
+
+    start: Expr
+    panel: Expr
+    k0: Expr
+    depth: Expr
+    row0: Expr
+
+
+class _Loops:
+    def __init__(self, nest: OpenNest, em: Emitter, args: KernelArguments) -> None:
+        self.nest, self.em, self.args, self.row = nest, em, args, nest.row
+        self.a, self.b, self.out = args.inputs["a"], args.inputs["b"], args.output
+        numbers = args.inputs["numbers"].buffer
+        self.of = {name: em.let(numbers[i], name) for i, name in enumerate(FIELDS)}
+
+    def emit(self) -> None:
+        em, of = self.em, self.of
+        with em.range(self.args.begin, self.args.end, "task") as task:
+            chunk_m = tirx.truncdiv(task, of["chunks_n"])
+            chunk_n = em.let(task - chunk_m * of["chunks_n"], "chunk_n")
+            block0 = em.let(chunk_m * of["task_blocks"], "block0")
+            blocks = em.let(tirx.min(block0 + of["task_blocks"], of["blocks"]), "blocks")
+            panel0 = em.let(chunk_n * of["task_panels"], "panel0")
+            panels = em.let(tirx.min(panel0 + of["task_panels"], of["panels"]), "panels")
+            many = em.let(self.up(blocks - block0, of["held"]), "parts")
+            with em.loop(many, "part") as part:
+                here = em.let(block0 + part * of["held"], "here")
+                end = em.let(tirx.min(here + of["held"], blocks), "end")
+                row0 = em.let(self.first_row(here), "row0")
+                with em.loop(em.let(self.up(of["k"], of["kc"]), "kblocks"), "kb") as kb:
+                    k0 = em.let(kb * of["kc"], "k0")
+                    depth = em.let(tirx.min(of["kc"], of["k"] - k0), "depth")
+                    if self.nest.packed:
+                        self.pack(row0, em.let(self.first_row(end) - row0, "rows"), k0, depth)
+                    with em.range(panel0, panels, "panel") as panel:
+                        with em.range(here, end, "block") as block:
+                            start = em.let(self.first_row(block), "start")
+                            tile = _Tile(start, panel, k0, depth, row0)
+                            self.heights(block, tile)
+
+    def up(self, a: Expr, b: Expr) -> Expr:
+        """a / b, rounded up; both are positive."""
+        return tirx.truncdiv(a + (b - 1), b)
+
+    def first_row(self, block: Expr) -> Expr:
+        return block * self.of["height"] + tirx.min(block, self.of["taller"])
+
+    def pack(self, row0: Expr, rows: Expr, k0: Expr, depth: Expr) -> None:
+        """Copies A[row0:row0 + rows, k0:k0 + depth]."""
+        em, of, lanes = self.em, self.of, self.row.lanes
+        into = self.args.workspace.buffer
+        with em.loop(rows, "r") as r:
+            source = em.let((row0 + r) * of["k"] + k0, "source")
+            target = em.let(r * of["lda"], "target")
+            whole = em.let(tirx.truncdiv(depth, tirx.const(lanes, "int64")), "whole")
+            with em.loop(whole, "v") as v:
+                value = self.a.buffer[tirx.Ramp(source + v * lanes, 1, lanes)]
+                T.buffer_store(into, value, [tirx.Ramp(target + v * lanes, 1, lanes)])
+            with em.range(whole * lanes, depth, "rest") as rest:
+                T.buffer_store(into, self.a.buffer[source + rest], [target + rest])
+
+    def heights(self, block: Expr, tile: _Tile) -> None:
+        """The micro-kernel of the block's height, found by halving."""
+        em = self.em
+        taller = tirx.Cast("int64", block < self.of["taller"])
+        height = em.let(self.of["height"] + taller, "rows")
+
+        def among(low: int, high: int) -> None:
+            if low == high:
+                self.product(low, tile)
+                return
+            middle = (low + high) // 2
+            em.branch(
+                height > middle, lambda: among(middle + 1, high), lambda: among(low, middle)
+            )
+
+        among(1, self.row.rows)
+
+    def product(self, rows: int, at: _Tile) -> None:
+        """C[rows, columns] of a block and a panel, for one block of k."""
+        em, of, row = self.em, self.of, self.row
+        lanes, columns = row.lanes, row.columns
+        column = em.let(at.panel * columns, "column")
+        target = em.let(at.start * of["n"] + column, "c")
+        left = em.let(of["n"] - column, "left")
+
+        def count(j: int) -> Expr:
+            """The columns of the vector from column ``j`` on; at most 0 if there is none."""
+            return tirx.Cast("int32", tirx.min(left - j, tirx.const(lanes, "int64")))
+
+        def place(i: int, j: int) -> Expr:
+            return target + i * of["n"] + j
+
+        def load(i: int, j: int) -> Expr:
+            where = tirx.address_of(self.out.buffer[place(i, j)])
+            return tirx.call_extern(f"float32x{lanes}", LOAD, where, count(j))
+
+        sums: list[tuple[int, int, Expr]] = []
+        first = em.let(at.panel * row.vectors * of["k"] + at.k0, "b_step")
+        b = Operand(self.b.buffer, first * lanes, lanes, vector=of["k"] * lanes)
+        fma_tile(
+            em,
+            replace(row, rows=rows),
+            at.depth,
+            self.rows_of_a(at),
+            b,
+            lambda i, j, vector: sums.append((i, j, vector)),
+            load=load,
+            first=at.k0 == 0,
+            step=self.ahead(rows, b),
+        )
+
+        def whole() -> None:
+            for i, j, vector in sums:
+                T.buffer_store(self.out.buffer, vector, [tirx.Ramp(place(i, j), 1, lanes)])
+
+        def edge() -> None:
+            for i, j, vector in sums:
+                where = tirx.address_of(self.out.buffer[place(i, j)])
+                T.evaluate(tirx.call_extern("int32", STORE, where, vector, count(j)))
+
+        em.branch(left >= columns, whole, edge)
+
+    def rows_of_a(self, at: _Tile) -> Operand:
+        em, of = self.em, self.of
+        if self.nest.packed:
+            base = em.let((at.start - at.row0) * of["lda"], "a_row")
+            return Operand(self.args.workspace.buffer, base, of["lda"])
+        base = em.let(at.start * of["k"] + at.k0, "a_row")
+        return Operand(self.a.buffer, base, of["k"])
+
+    def ahead(self, rows: int, b: Operand) -> Callable[[Expr], None]:
+        """What prefetches B, some steps of k ahead."""
+        if rows > STREAMING:
+            return lambda k: None
+
+        def step(k: Expr) -> None:
+            for j in range(self.row.vectors):
+                place = b.offset + (k + AHEAD) * b.stride + j * b.vector
+                self.em.prefetch_value(self.b.buffer[place])
+
+        return step
