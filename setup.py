@@ -112,7 +112,7 @@ setup(
         "gtco.report": ["schema.json", "templates/*"],
         "gtco": ["py.typed"],
         "gtco.bench.closed_form": ["*.c", "*.csv"],
-        "gtco.bench.kernels": ["*.c"],
+        "gtco.bench.kernels": ["*.c", "*.csv"],
     },
     install_requires=[*TVM, "numpy", "ml_dtypes", "onnx", "onnxsim", "networkx"],
     extras_require=EXTRAS,

@@ -26,6 +26,10 @@ BENCHMARKS = {
         "convolutions, stems, heads and small products beside both ONNX peers",
     ),
     "gemm": ("kernels", "products with constant weights in fp32 and bf16, as shares of the peak"),
+    "helix": (
+        "kernels",
+        "products of any size from one library, beside oneDNN and ONNX Runtime (Helix's Table 7)",
+    ),
     "policy": ("search", "the analytic policy's picks beside the best that measuring finds"),
     "readings": ("search", "configs timed on this machine, for policy --readings"),
     "ablation": ("models", "models compiled without one technique each (GTCO's Table III)"),

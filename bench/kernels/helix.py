@@ -1,0 +1,205 @@
+"""Products of any size from one library, beside oneDNN and ONNX Runtime (Helix, Table 7).
+
+    python -m bench helix [--group G ...] [--sample N] [--rounds R] [--out FILE] [--seconds S]
+
+``helix-gemm.csv`` has the 1213 public products of the paper's evaluation (Helix, Tables 5 and 11;
+Creative Commons Attribution 4.0): m, n, k and the group. gtco compiles one library before the first
+product, and picks a kernel of it for each. Every system is a process of its own, its weights are
+packed beforehand, and rounds are interleaved. FLOPs are 2 m n k.
+
+``--out`` keeps a line of JSON for each product. A run goes on where the file ends, and its tables
+are those of the whole file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import geometric_mean, median
+
+from gtco.cli.arguments import positive
+from gtco.driver.products import compile_products
+
+from ..harness.machine import describe
+from ..harness.process import Worker, WorkerError
+from ..harness.steps import say
+from ..harness.suite import available_threads
+
+SHAPES = Path(__file__).with_name("helix-gemm.csv")
+GROUPS = ("transformer", "cnn", "gnn", "deepbench")
+SYSTEMS = ("gtco", "onednn", "onnxruntime")
+PEERS = SYSTEMS[1:]
+COMMAND = (sys.executable, "-m", "gtco.bench.kernels.helix_systems")
+LARGE, EVERY = 2e10, 12  # FLOPs of large products, and which of them are timed
+WEIGHTS = 64e6  # bytes of the copies of the weights together, where there are several
+MOST_COPIES = 8
+WARM, CALLS = 0.03, 0.02  # seconds of calls that do not count, and of a round
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product of a group."""
+
+    m: int
+    n: int
+    k: int
+    group: str
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def name(self) -> str:
+        return f"{self.group} {self.m}x{self.n}x{self.k}"
+
+    @property
+    def copies(self) -> int:
+        return max(1, min(MOST_COPIES, round(WEIGHTS / (4.0 * self.n * self.k))))
+
+
+def cases(groups: Sequence[str] = GROUPS, sample: int | None = None) -> list[Case]:
+    """The products in a drawn order that is always the same, so that the first ones stand for all.
+    Of those of more than :data:`LARGE` FLOPs there is every :data:`EVERY`-th.
+    """
+    with SHAPES.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    every = [Case(*(int(row[x]) for x in "mnk"), row["group"]) for row in rows]
+    large = [case for case in every if case.flops > LARGE]
+    left_out = set(large) - set(large[::EVERY])
+    found = [case for case in every if case.group in groups and case not in left_out]
+    Random(0).shuffle(found)
+    return found[:sample]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The median seconds of a call over the rounds' medians, by system."""
+
+    case: Case
+    seconds: dict[str, float]
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self.case), "seconds": self.seconds})
+
+    @staticmethod
+    def from_json(line: str) -> Reading:
+        value = json.loads(line)
+        return Reading(Case(*(value[x] for x in ("m", "n", "k", "group"))), value["seconds"])
+
+
+def read(
+    case: Case, workers: dict[str, Worker], library: Path, rounds: int, threads: int
+) -> Reading:
+    """Times a product in all systems. Raises :class:`WorkerError` if one fails."""
+    calls, found = {}, {name: [] for name in workers}  # type: ignore[var-annotated]
+    for name, worker in workers.items():
+        job = {
+            "system": name,
+            "sizes": [case.m, case.n, case.k],
+            "copies": case.copies,
+            "threads": threads,
+            "library": str(library),
+        }
+        worker.ask(do="open", job=job)
+        seconds = float(worker.ask(do="warm", seconds=WARM)["seconds"])
+        calls[name] = max(1, min(200, round(CALLS / seconds)))
+        worker.stop()
+    for turn in range(rounds):
+        for name in sorted(workers, key=lambda x: (SYSTEMS.index(x) + turn) % len(SYSTEMS)):
+            answer = workers[name].ask(do="time", calls=calls[name])
+            found[name].append(median(answer["seconds"]))
+            workers[name].stop()
+    return Reading(case, {name: median(times) for name, times in found.items()})
+
+
+# tables -------------------------------------------------------------------------------------------
+def table(readings: Iterable[Reading]) -> str:
+    """Speed-up and the share of cases ahead, by group and peer, in Markdown."""
+    kept = list(readings)
+    lines = [
+        "| group | cases | " + " | ".join(f"{p}: speed-up | ahead" for p in PEERS) + " |",
+        "|---|---:|" + "---:|---:|" * len(PEERS),
+    ]
+    for group in (*GROUPS, "all"):
+        mine = [r for r in kept if group in (r.case.group, "all")]
+        if not mine:
+            continue
+        cells = []
+        for peer in PEERS:
+            ratios = [r.seconds[peer] / r.seconds["gtco"] for r in mine]
+            ahead = sum(ratio > 1 for ratio in ratios) / len(ratios)
+            cells += [f"{geometric_mean(ratios):.2f}", f"{ahead:.0%}"]
+        lines.append(f"| {group} | {len(mine)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def load(file: Path) -> list[Reading]:
+    """The readings of a file; none if it does not exist. The first line is the machine."""
+    if not file.exists():
+        return []
+    return [Reading.from_json(line) for line in file.read_text().splitlines()[1:]]
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_args(argv)
+    end = time.monotonic() + options.seconds
+    wanted = cases(options.group or GROUPS, options.sample)
+    readings = load(options.out) if options.out else []
+    if options.out and not options.out.exists():
+        options.out.write_text(json.dumps(describe(options.threads)) + "\n")
+    known = {reading.case for reading in readings}
+    workers = {name: Worker(COMMAND) for name in SYSTEMS}
+    with tempfile.TemporaryDirectory(prefix="gtco-helix-") as folder:
+        begin = time.monotonic()
+        library = compile_products(Path(folder, "products.so"))
+        say(
+            f"one library for all sizes: {library.stat().st_size / 1e3:.0f} kB, compiled in "
+            f"{time.monotonic() - begin:.1f} s"
+        )
+        try:
+            for case in wanted:
+                if case in known:
+                    continue
+                if time.monotonic() > end:
+                    break
+                try:
+                    reading = read(case, workers, library, options.rounds, options.threads)
+                except WorkerError as error:
+                    say(f"{case.name}: {error}")
+                    continue
+                readings.append(reading)
+                ours = reading.seconds["gtco"]
+                ratios = ", ".join(f"{p} {reading.seconds[p] / ours:.2f}" for p in PEERS)
+                say(f"{case.name}: {ours * 1e6:.1f} us, {case.flops / ours / 1e9:.0f} GFLOP/s; "
+                    f"times gtco's: {ratios}")
+                if options.out:
+                    with options.out.open("a") as file:
+                        file.write(reading.to_json() + "\n")
+        finally:
+            for worker in workers.values():
+                worker.kill()
+    say(f"\n{len(readings)} of {len(wanted)} products\n")
+    say(table(readings))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench helix", description=str(__doc__).split("\n\n")[0]
+    )
+    parser.add_argument("--group", nargs="*", choices=GROUPS, help="of products; all of them")
+    parser.add_argument("--sample", type=positive, help="the first so many of the drawn order")
+    parser.add_argument("--rounds", type=positive, default=3, help="of each product; %(default)s")
+    parser.add_argument("--seconds", type=positive, default=3600, help="no product begins later")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="readings, a line a product")
+    parser.add_argument("--threads", type=positive, default=available_threads())
+    return parser

@@ -1,0 +1,213 @@
+/* The entry of a library of products: it packs weights, remembers the choices of sizes, and runs kernels on the pool's
+ * threads. */
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu/count.h"
+#include "cpu/features.h"
+#include "products_table.h"
+#include "thread_pool.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define LARGEST ((int64_t)1 << 40) /* of a size, as in gtco/tensor/nest/open.py */
+#define MOST_BYTES ((double)((int64_t)1 << 61))
+#define MOST_TASKS 0x7fffffff
+#define ROOM 512        /* candidates of a product: 3 widths x 2 x 3 blocks of k x 8 cuts x 2 */
+#define REMEMBERED 256  /* sizes whose choice is kept */
+
+typedef struct {
+  int64_t m, n, k; /* 0: nothing is kept here */
+  gtco_product_config config;
+} choice;
+
+struct gtco_products {
+  gtco_pool pool;
+  gtco_step step;
+  void* args[5];
+  gtco_cut cut;
+  int64_t workspace_bytes;
+  int ready;
+  choice known[REMEMBERED];
+  char error[256];
+};
+
+static int fail(gtco_products* p, const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  vsnprintf(p->error, sizeof p->error, format, values);
+  va_end(values);
+  return -1;
+}
+
+static int positive(int64_t m, int64_t n, int64_t k) {
+  if (m < 1 || n < 1 || k < 1 || m > LARGEST || n > LARGEST || k > LARGEST) return 0;
+  const double dm = (double)m, dn = (double)n + 128, dk = (double)k;
+  return fmax(fmax(dm * dk, dk * dn), dm * dn) * sizeof(float) < MOST_BYTES;
+}
+
+static int checked(gtco_products* p, int64_t m, int64_t n, int64_t k) {
+  if (positive(m, n, k)) return 0;
+  return fail(p, "there is no product of m=%lld, n=%lld, k=%lld: sizes are from 1 to 2^40, and no matrix has more than "
+              "2^61 bytes", (long long)m, (long long)n, (long long)k);
+}
+
+EXPORT gtco_products* gtco_products_open(int threads) {
+  char missing[512];
+  if (gtco_missing_features(gtco_the_features, gtco_the_machine.features, missing, sizeof missing)) return NULL;
+  gtco_products* p = aligned_alloc(64, (sizeof *p + 63) / 64 * 64);
+  if (!p) return NULL;
+  memset(p, 0, sizeof *p);
+  const int cores = gtco_allowed_cores();
+  p->pool.threads = threads > 0 ? threads : cores;
+  p->pool.crowded = p->pool.threads > gtco_allowed_cpus();
+  p->pool.spin_ns = p->pool.crowded ? 0 : 2000000;
+  p->pool.steps = &p->step;
+  p->pool.num_steps = p->pool.end_step = p->pool.has_parallel_step = 1;
+  p->pool.args = p->args;
+  p->step.kernel = gtco_product_tasks;
+  p->step.closed = gtco_the_kernels_are_closed;
+  p->step.tasks = 1;
+  if (gtco_pool_start(&p->pool) != 0) {
+    free(p);
+    return NULL;
+  }
+  return p;
+}
+
+EXPORT void gtco_products_close(gtco_products* p) {
+  if (!p) return;
+  gtco_pool_stop(&p->pool);
+  free(p->pool.workspaces);
+  free(p);
+}
+
+/* Panels of packed B (gtco/tensor/nest/open.py: packed_vectors). */
+static int64_t panels_of(int64_t n) {
+  const int64_t vectors = (n + gtco_the_machine.lanes - 1) / gtco_the_machine.lanes;
+  int64_t most = vectors;
+  for (int i = 0; i < gtco_the_machine.nests; ++i) {
+    const int64_t width = gtco_the_nests[i].vectors;
+    const int64_t covered = (vectors + width - 1) / width * width;
+    if (width <= vectors && covered > most) most = covered;
+  }
+  return most;
+}
+
+EXPORT int64_t gtco_products_packed_bytes(int64_t n, int64_t k) {
+  if (!positive(1, n, k)) return -1;
+  return (panels_of(n) * k * gtco_the_machine.lanes * (int64_t)sizeof(float) + 63) / 64 * 64;
+}
+
+EXPORT int gtco_products_pack(const float* b, int64_t n, int64_t k, float* packed) {
+  if (!positive(1, n, k)) return -1;
+  const int64_t lanes = gtco_the_machine.lanes, panels = panels_of(n);
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    const int64_t left = n - panel * lanes, columns = left < 0 ? 0 : left < lanes ? left : lanes;
+    for (int64_t step = 0; step < k; ++step) {
+      float* to = packed + (panel * k + step) * lanes;
+      memcpy(to, b + step * n + panel * lanes * (columns > 0), (size_t)columns * sizeof *to);
+      memset(to + columns, 0, (size_t)(lanes - columns) * sizeof *to);
+    }
+  }
+  return 0;
+}
+
+EXPORT int gtco_products_candidates(const gtco_products* p, int64_t m, int64_t n, int64_t k, int room,
+                                    gtco_product_config* configs, double* seconds) {
+  if (!positive(m, n, k)) return -1;
+  return gtco_product_candidates(m, n, k, p->pool.threads, room, configs, seconds);
+}
+
+EXPORT int gtco_products_choose(const gtco_products* p, int64_t m, int64_t n, int64_t k, gtco_product_config* config,
+                                double* seconds) {
+  if (!positive(m, n, k)) return -1;
+  gtco_product_config configs[ROOM];
+  double prices[ROOM];
+  const int count = gtco_product_candidates(m, n, k, p->pool.threads, ROOM, configs, prices);
+  int best = 0;
+  for (int i = 1; i < count; ++i)
+    if (prices[i] < prices[best]) best = i;
+  *config = configs[best];
+  *seconds = prices[best];
+  return 0;
+}
+
+/* The config of these sizes, out of those that were chosen before if it is among them. */
+static void choose(gtco_products* p, int64_t m, int64_t n, int64_t k, gtco_product_config* config) {
+  const uint64_t mixed = ((uint64_t)m * 0x9e3779b97f4a7c15u ^ (uint64_t)n) * 0x9e3779b97f4a7c15u ^ (uint64_t)k;
+  choice* one = &p->known[mixed * 0x9e3779b97f4a7c15u >> 56];
+  if (one->m != m || one->n != n || one->k != k) {
+    double seconds;
+    gtco_products_choose(p, m, n, k, &one->config, &seconds);
+    one->m = m, one->n = n, one->k = k;
+  }
+  *config = one->config;
+}
+
+/* Bytes of scratch, with each thread's on pages of its own, an odd number of them. */
+static int64_t stride_of(const gtco_product_config* config, const gtco_cut* cut) {
+  const int64_t bytes = gtco_product_workspace(config, cut);
+  return bytes ? ((bytes + 4095) / 4096 | 1) * 4096 : 0;
+}
+
+EXPORT int64_t gtco_products_workspace_bytes(gtco_products* p, int64_t m, int64_t n, int64_t k) {
+  if (checked(p, m, n, k)) return -1;
+  gtco_product_config config;
+  gtco_cut cut;
+  choose(p, m, n, k, &config);
+  gtco_product_cut(m, n, k, &config, &cut);
+  return stride_of(&config, &cut) * p->pool.threads;
+}
+
+EXPORT int gtco_products_set_config(gtco_products* p, int64_t m, int64_t n, int64_t k,
+                                    const gtco_product_config* config) {
+  p->ready = 0;
+  if (checked(p, m, n, k)) return -1;
+  const int64_t lanes = gtco_the_machine.lanes;
+  if (config->kernel < 0 || config->kernel >= gtco_the_machine.nests || config->chunks_m < 1 || config->chunks_n < 1 ||
+      config->kc < 1 || config->held < 1)
+    return fail(p, "the config has a kernel that does not exist, or a number below 1");
+  if (gtco_the_nests[config->kernel].vectors > (n + lanes - 1) / lanes)
+    return fail(p, "kernel %s is wider than n=%lld", gtco_the_nests[config->kernel].name, (long long)n);
+  gtco_cut cut;
+  const int64_t tasks = gtco_product_cut(m, n, k, config, &cut), stride = stride_of(config, &cut);
+  if (tasks > MOST_TASKS) return fail(p, "more than 2^31 - 1 tasks: choose fewer chunks");
+  const double whole = (double)stride * p->pool.threads;
+  if (stride > p->pool.workspace_stride) {
+    void* made = whole < MOST_BYTES ? aligned_alloc(4096, (size_t)(stride * p->pool.threads)) : NULL;
+    if (!made) return fail(p, "no memory for %.0f bytes of scratch", whole);
+    free(p->pool.workspaces);
+    p->pool.workspaces = made;
+    p->pool.workspace_stride = stride;
+  }
+  p->cut = cut;
+  p->step.tasks = (uint32_t)tasks;
+  p->args[4] = (void*)gtco_the_nests[config->kernel].kernel;
+  p->ready = 1;
+  return 0;
+}
+
+EXPORT int gtco_products_set(gtco_products* p, int64_t m, int64_t n, int64_t k) {
+  p->ready = 0;
+  if (checked(p, m, n, k)) return -1;
+  gtco_product_config config;
+  choose(p, m, n, k, &config);
+  return gtco_products_set_config(p, m, n, k, &config);
+}
+
+EXPORT int gtco_products_run(gtco_products* p, const float* a, const float* packed, float* c) {
+  if (!p->ready) return fail(p, "no sizes are set: call gtco_products_set before");
+  p->args[0] = (void*)a, p->args[1] = (void*)packed, p->args[2] = &p->cut, p->args[3] = c;
+  const int error = gtco_pool_run(&p->pool, NULL);
+  return error ? fail(p, "cannot start threads: %s", strerror(error)) : 0;
+}
+
+EXPORT const char* gtco_products_kernel_name(int64_t kernel) {
+  return kernel >= 0 && kernel < gtco_the_machine.nests ? gtco_the_nests[kernel].name : NULL;
+}
+
+EXPORT const char* gtco_products_error(const gtco_products* p) { return p->error; }

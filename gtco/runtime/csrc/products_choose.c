@@ -1,0 +1,173 @@
+/* The choice of a product's kernel and chunks when its sizes become known: Helix, Algorithm 3. Every candidate is priced by
+ * equations 1 to 8, and the least price wins (docs/papers/helix.md). The number of candidates has a bound that does not
+ * depend on the sizes. */
+#include <math.h>
+
+#include "products_table.h"
+
+#define USABLE 0.75 /* of a cache, as in gtco/search/analytic.py */
+#define SHOWN 0.15  /* of what is hidden behind the longer of computing and loading */
+#define LINE 64.0
+#define PAGE 4096
+#define PER_TILE 6e-9 /* seconds of the loops around a tile, beside its stores */
+#define KEPT 3        /* widths that go on to the levels above */
+#define WIDEST 8
+
+static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+int64_t gtco_product_cut(int64_t m, int64_t n, int64_t k, const gtco_product_config* config, gtco_cut* cut) {
+  const gtco_product_nest* nest = &gtco_the_nests[config->kernel];
+  const int64_t blocks = up(m, nest->rows), panels = up(n, (int64_t)nest->vectors * gtco_the_machine.lanes);
+  cut->n = n, cut->k = k, cut->kc = least(config->kc, k);
+  cut->blocks = blocks, cut->height = m / blocks, cut->taller = m % blocks;
+  cut->panels = panels;
+  cut->task_blocks = up(blocks, least(config->chunks_m, blocks));
+  cut->task_panels = up(panels, least(config->chunks_n, panels));
+  cut->chunks_n = up(panels, cut->task_panels);
+  cut->held = least(config->held, cut->task_blocks);
+  const int64_t rest = cut->kc % 16;
+  cut->lda = cut->kc + (cut->kc % 256 == 0 ? 16 : rest ? 16 - rest : 0);
+  return up(blocks, cut->task_blocks) * cut->chunks_n;
+}
+
+int64_t gtco_product_workspace(const gtco_product_config* config, const gtco_cut* cut) {
+  if (!gtco_the_nests[config->kernel].packed) return 0;
+  return 4 * cut->held * (cut->height + (cut->taller > 0)) * cut->lda;
+}
+
+/* Equation 1: seconds of a byte of one core, by the working set. What lies in L1 takes no further time. */
+static double each(double resident, int64_t cores) {
+  const gtco_product_machine* of = &gtco_the_machine;
+  if (resident <= USABLE * of->l1) return 0;
+  if (resident <= USABLE * of->l2) return 1 / of->l2_rate;
+  if (resident <= USABLE * of->l3) return 1 / of->l3_rate;
+  return (double)cores / of->memory_rate;
+}
+
+static double spread(double stride, double run) {
+  if (stride <= run || (int64_t)stride % (int64_t)LINE) return 1;
+  int64_t a = (int64_t)stride, b = PAGE;
+  while (b) {
+    const int64_t rest = a % b;
+    a = b, b = rest;
+  }
+  const double room = (double)a / fmax(run, LINE);
+  return room > 1 ? room : 1;
+}
+
+/* Equations 2 to 8 of one candidate, in seconds. */
+static double price(int64_t m, const gtco_product_nest* nest, const gtco_cut* cut, int64_t tasks, int threads) {
+  const gtco_product_machine* of = &gtco_the_machine;
+  const double k = (double)cut->k, kc = (double)cut->kc, held = (double)cut->held;
+  const int64_t cores = least(threads, tasks), kblocks = up(cut->k, cut->kc);
+  const double width = LINE / 16 * of->lanes * nest->vectors; /* bytes of a step of k of a panel */
+  const double high = (double)m / (double)cut->blocks;
+  const double rows = high * (double)cut->task_blocks, panels = (double)cut->task_panels;
+  const double parts = (double)up(cut->task_blocks, cut->held);
+  const double tiles = (double)cut->task_blocks * panels * (double)kblocks;
+
+  /* level 0: the micro-kernel at its measured rate (eq. 3) */
+  const double share = cut->taller ? (double)cut->taller / (double)cut->blocks : 0;
+  double each_row = (1 - share) * (double)cut->height / nest->rate[cut->height - 1];
+  if (cut->taller) each_row += share * (double)(cut->height + 1) / nest->rate[cut->height];
+  const double vectors = panels * nest->vectors;
+  double compute = (double)cut->task_blocks * each_row * vectors * k;
+
+  /* what is stored, and loaded again between blocks of k */
+  double waiting = tiles * PER_TILE + rows * vectors * (double)(2 * kblocks - 1) / of->store_rate;
+  const double c_bytes = rows * fmin(panels * width, 4.0 * (double)cut->n);
+  waiting += c_bytes * fmax(each(4.0 * (double)m * (double)cut->n, cores), 0);
+
+  /* A */
+  const double stride = nest->packed ? 0 : 4 * k, room = spread(stride, 4 * kc);
+  const double a_tile = 4 * high * kc, b_panel = kc * width, c_tile = high * width;
+  const double a_block = a_tile * held * room;
+  const double lines = high * LINE * spread(stride, LINE);
+  const double lost = fmax(0, 1 - of->l1 / lines);
+  const double a_all = 4 * (double)m * k, a_task = 4 * rows * k;
+  double hidden = a_task * panels * each(a_block + b_panel + c_tile, cores);
+  waiting += a_task * panels * lost * (LINE / 4 - 1) / of->l2_rate;
+  const double a_first = a_task * fmax(each(a_all, cores), a_all > of->l2 ? 1 / of->handed_rate : 0);
+  if (nest->packed)
+    waiting += a_first + rows * k / of->lanes / of->store_rate;
+  else
+    hidden += a_first;
+
+  /* B: once from where the weights lie, again for each part, and for each block of a part */
+  const double b_all = k * (double)cut->panels * width, b_task = k * panels * width;
+  double once = each(b_all, cores);
+  if (b_all > USABLE * of->l2 && once < 1 / of->l3_rate) once = 1 / of->l3_rate;
+  hidden += b_task * once + b_task * (parts - 1) * each(b_task + a_block, cores);
+  hidden += b_task * ((double)cut->task_blocks - parts) * each(b_panel * (1 + 1 / held) + room * a_tile + c_tile, cores);
+
+  const double longer = fmax(compute, hidden), shorter = fmin(compute, hidden);
+  const double waves = (double)up(tasks, threads);
+  return (tasks > 1 ? of->launch : 0) + waves * (waiting + longer + SHOWN * shorter); /* eq. 5 to 8 */
+}
+
+/* The widths whose tiles multiply fastest on these rows and columns, the best first; wider ones than all columns would
+ * read behind packed B. Returns how many. */
+static int widths(int64_t m, int64_t n, int kept[KEPT]) {
+  const gtco_product_machine* of = &gtco_the_machine;
+  double best[KEPT];
+  int count = 0;
+  const int64_t all = up(n, of->lanes);
+  for (int i = 0; i < of->nests; ++i) {
+    const gtco_product_nest* nest = &gtco_the_nests[i];
+    if (nest->packed || nest->vectors > all) continue;
+    const int64_t blocks = up(m, nest->rows);
+    const double useful = (double)all / (double)(up(all, nest->vectors) * nest->vectors);
+    const double rate = nest->rate[up(m, blocks) - 1] * useful;
+    int at = count < KEPT ? count++ : KEPT;
+    for (; at > 0 && best[at - 1] < rate; --at)
+      if (at < KEPT) best[at] = best[at - 1], kept[at] = kept[at - 1];
+    if (at < KEPT) best[at] = rate, kept[at] = i;
+  }
+  return count;
+}
+
+int gtco_product_candidates(int64_t m, int64_t n, int64_t k, int threads, int room, gtco_product_config* configs,
+                            double* seconds) {
+  const gtco_product_machine* of = &gtco_the_machine;
+  int kept[KEPT], count = 0;
+  const int chosen = widths(m, n, kept);
+  for (int w = 0; w < chosen; ++w)
+    for (int packed = 0; packed < 2; ++packed) {
+      const gtco_product_nest* nest = &gtco_the_nests[kept[w] + packed];
+      if (packed && (k < 128 || m < 2)) continue;
+      const int64_t blocks = up(m, nest->rows), panels = up(n, (int64_t)nest->vectors * of->lanes);
+      for (int halves = 0; halves < 3; ++halves) {
+        const int64_t kc = halves == 0 ? k : up(up(k, up(k, halves == 1 ? 1024 : 384)), 16) * 16;
+        if (halves && (kc >= k || m < nest->rows)) continue;
+        int64_t chunks[9][2] = {{1, 1}};
+        int cuts = 1;
+        for (int64_t f = 1; threads > 1 && f <= 4; f *= 2) {
+          if (threads * f <= blocks || f == 1) chunks[cuts][0] = threads * f, chunks[cuts++][1] = 1;
+          if (threads * f <= panels || f == 1) chunks[cuts][0] = 1, chunks[cuts++][1] = threads * f;
+        }
+        if (threads > 1) chunks[cuts][0] = threads, chunks[cuts++][1] = 4;
+        for (int c = 0; c < cuts; ++c) {
+          const int64_t task_blocks = up(blocks, least(chunks[c][0], blocks));
+          const int64_t fitting = (int64_t)(of->l2 / 4 / (4.0 * nest->rows * (double)kc));
+          for (int part = 0; part < 2; ++part) {
+            gtco_product_config one = {kept[w] + packed, chunks[c][0], chunks[c][1], kc, task_blocks};
+            gtco_cut cut;
+            if (part) {
+              one.held = fitting > 1 ? fitting : 1;
+              if (one.held >= task_blocks) continue;
+            } else if (packed && 4.0 * (double)(task_blocks * nest->rows) * (double)kc > of->l2) {
+              continue;
+            }
+            const int64_t tasks = gtco_product_cut(m, n, k, &one, &cut);
+            if (count < room) {
+              configs[count] = one;
+              seconds[count] = price(m, nest, &cut, tasks, threads);
+            }
+            ++count;
+          }
+        }
+      }
+    }
+  return count;
+}

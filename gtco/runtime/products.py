@@ -1,0 +1,225 @@
+"""A library of products of any size (csrc/gtco_products.h) as a Python object: numpy in and out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gtco.support.errors import ArtifactError, ShapeError
+
+ALIGNMENT = 64  # bytes, of packed weights
+MOST = 512  # candidates of a product
+
+
+class _Config(ctypes.Structure):
+    """gtco_product_config"""
+
+    _fields_ = tuple(
+        (name, c_int64) for name in ("kernel", "chunks_m", "chunks_n", "kc", "held")
+    )
+
+
+@dataclass(frozen=True)
+class ProductConfig:
+    """How a product is run: the kernel's name and number, the chunks of rows and of columns, the
+    block of k, and the row blocks that are worked on at once.
+    """
+
+    name: str
+    kernel: int
+    chunks_m: int
+    chunks_n: int
+    kc: int
+    held: int
+
+
+PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "open": (c_void_p, (c_int,)),
+    "close": (None, (c_void_p,)),
+    "packed_bytes": (c_int64, (c_int64, c_int64)),
+    "pack": (c_int, (c_void_p, c_int64, c_int64, c_void_p)),
+    "workspace_bytes": (c_int64, (c_void_p, *[c_int64] * 3)),
+    "set": (c_int, (c_void_p, *[c_int64] * 3)),
+    "set_config": (c_int, (c_void_p, *[c_int64] * 3, POINTER(_Config))),
+    "run": (c_int, (c_void_p,) * 4),
+    "choose": (c_int, (c_void_p, *[c_int64] * 3, POINTER(_Config), POINTER(c_double))),
+    "candidates": (c_int, (c_void_p, *[c_int64] * 3, c_int, POINTER(_Config), POINTER(c_double))),
+    "kernel_name": (c_char_p, (c_int64,)),
+    "error": (c_char_p, (c_void_p,)),
+}
+
+
+@dataclass(frozen=True)
+class PackedWeights:
+    """B[k, n] in the library's panels, for products with any number of rows."""
+
+    k: int
+    n: int
+    data: np.ndarray
+
+
+class Products:
+    """An open library. C[m, n] = A[m, k] x B[k, n] in float32, for any sizes::
+
+        products = Products("products.so")
+        weights = products.pack(b)
+        c = products(a, weights)
+
+    ``threads``: None means as many as the process has cores. Calls must not overlap; open the
+    library once for each thread that calls it. Raises :class:`ArtifactError` if the file cannot be
+    opened here.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], threads: int | None = None) -> None:
+        self._handle: int | None = None
+        try:
+            self._library = ctypes.CDLL(str(Path(path).absolute()))
+            for name, (result, arguments) in PROTOTYPES.items():
+                function = getattr(self._library, f"gtco_products_{name}")
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise ArtifactError(
+                f"{path} cannot be opened as a library of products: {error}. Write it with "
+                "gtco.driver.products.compile_products"
+            ) from error
+        self._handle = self._library.gtco_products_open(threads or 0)
+        if not self._handle:
+            raise ArtifactError(
+                f"{path} was compiled for instructions that this CPU lacks, or there is no memory "
+                "for its threads; compile it on this machine"
+            )
+        self._set: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        """Ends the threads. The object cannot be called any more."""
+        handle, self._handle = self._handle, None
+        if handle:
+            self._library.gtco_products_close(handle)
+
+    def __enter__(self) -> Products:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def pack(self, b: np.ndarray) -> PackedWeights:
+        """B[k, n] packed once for all m. Raises :class:`ShapeError` unless it is a matrix of
+        float32 that has elements.
+        """
+        _check("B", b)
+        k, n = b.shape
+        room = np.empty(self._library.gtco_products_packed_bytes(n, k) + ALIGNMENT, np.uint8)
+        start = -room.ctypes.data % ALIGNMENT
+        packed = room[start : room.size - ALIGNMENT + start].view(np.float32)
+        b = np.ascontiguousarray(b)
+        self._library.gtco_products_pack(b.ctypes.data, n, k, packed.ctypes.data)
+        return PackedWeights(k, n, packed)
+
+    def set(self, m: int, n: int, k: int, config: ProductConfig | None = None) -> None:
+        """The sizes of the next runs. ``config``: how they are run, instead of the config of least
+        price. Raises :class:`ShapeError` for sizes or a config of which there is no product.
+        """
+        if config is None:
+            answer = self._library.gtco_products_set(self._open, m, n, k)
+        else:
+            chosen = _Config(
+                config.kernel, config.chunks_m, config.chunks_n, config.kc, config.held
+            )
+            answer = self._library.gtco_products_set_config(self._open, m, n, k, byref(chosen))
+        self._set = () if answer else (m, n, k)
+        if answer:
+            raise ShapeError(self._error())
+
+    def __call__(
+        self, a: np.ndarray, weights: PackedWeights, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """A[m, k] x B. ``out`` is a float32 array [m, n] that is written. Raises
+        :class:`ShapeError` if the arrays do not fit.
+        """
+        _check("A", a)
+        a = np.ascontiguousarray(a)
+        m, k = a.shape
+        if k != weights.k:
+            raise ShapeError(f"A has {k} columns, and B was packed with {weights.k} rows")
+        if out is None:
+            out = np.empty((m, weights.n), np.float32)
+        elif out.shape != (m, weights.n) or out.dtype != np.float32 or not out.flags.c_contiguous:
+            raise ShapeError(f"out must be a dense float32 array of shape {(m, weights.n)}")
+        if self._set != (m, weights.n, k):
+            self.set(m, weights.n, k)
+        self.runner(a, weights, out)()
+        return out
+
+    def runner(
+        self, a: np.ndarray, weights: PackedWeights, out: np.ndarray
+    ) -> Callable[[], None]:
+        """A call of the library on these arrays and nothing else, for timing. The arrays fit the
+        sizes that are set.
+        """
+        run, handle = self._library.gtco_products_run, self._open
+        places = a.ctypes.data, weights.data.ctypes.data, out.ctypes.data
+        held = a, weights, out
+
+        def call() -> None:
+            if run(handle, *places):
+                raise ArtifactError(f"{self._error()} ({len(held)} arrays)")
+
+        return call
+
+    def choose(self, m: int, n: int, k: int) -> tuple[ProductConfig, float]:
+        """The config of least price for these sizes, and its predicted seconds."""
+        config, seconds = _Config(), c_double()
+        if self._library.gtco_products_choose(
+            self._open, m, n, k, byref(config), byref(seconds)
+        ):
+            raise ShapeError(f"there is no product of m={m}, n={n}, k={k}")
+        return self._config(config), seconds.value
+
+    def candidates(self, m: int, n: int, k: int) -> list[tuple[ProductConfig, float]]:
+        """The configs among which :meth:`choose` chooses, with their predicted seconds."""
+        configs, seconds = (_Config * MOST)(), (c_double * MOST)()
+        count = self._library.gtco_products_candidates(
+            self._open, m, n, k, MOST, configs, seconds
+        )
+        if count < 0:
+            raise ShapeError(f"there is no product of m={m}, n={n}, k={k}")
+        assert count <= MOST, f"{count} candidates"
+        return [(self._config(configs[i]), seconds[i]) for i in range(count)]
+
+    def workspace_bytes(self, m: int, n: int, k: int) -> int:
+        """Bytes of scratch that a product of these sizes takes, on all threads."""
+        found = int(self._library.gtco_products_workspace_bytes(self._open, m, n, k))
+        if found < 0:
+            raise ShapeError(self._error())
+        return found
+
+    @property
+    def _open(self) -> int:
+        if not self._handle:
+            raise ArtifactError("the library of products is closed")
+        return self._handle
+
+    def _error(self) -> str:
+        return str(self._library.gtco_products_error(self._open).decode())
+
+    def _config(self, c: _Config) -> ProductConfig:
+        name = self._library.gtco_products_kernel_name(c.kernel).decode()
+        return ProductConfig(name, c.kernel, c.chunks_m, c.chunks_n, c.kc, c.held)
+
+
+def _check(name: str, array: np.ndarray) -> None:
+    if array.ndim != 2 or array.dtype != np.float32 or array.size == 0:
+        raise ShapeError(
+            f"{name} is {array.dtype}{list(array.shape)}; a product needs a float32 matrix of at "
+            "least one row and one column"
+        )
