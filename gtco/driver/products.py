@@ -13,7 +13,8 @@ from gtco.machine.target import Target, cpu_target
 from gtco.runtime.products_table import ProductsTable, TableKernel, features_of, write_products
 from gtco.search.calibration.profile import machine_table
 from gtco.search.calibration.rates import RateTable
-from gtco.tensor.nest.open import OpenNest, nests
+from gtco.tensor.nest.open import FewColumns, OpenNest, few_columns, nests
+from gtco.tensor.nest.open_columns import columns_kernel
 from gtco.tensor.nest.open_loops import open_kernel
 
 
@@ -30,13 +31,17 @@ def compile_products(
     if rates is None:
         rates = (machine_table(machine).rates if machine.here else None) or RateTable(machine)
     kernels = nests(machine)
+    few = few_columns(machine)
     functions = [open_kernel(nest, f"gtco_{nest.name}") for nest in kernels]
-    table = products_table(kernels, machine, rates)
+    functions += [columns_kernel(nest, f"gtco_{nest.name}") for nest in few]
+    table = products_table(kernels, few, machine, rates)
     code = [object_code(functions, machine)]
     return write_products(table, code, path, isa=machine.isa)
 
 
-def products_table(kernels: tuple[OpenNest, ...], target: Target, rates: RateTable) -> ProductsTable:
+def products_table(
+    kernels: tuple[OpenNest, ...], few: tuple[FewColumns, ...], target: Target, rates: RateTable
+) -> ProductsTable:
     """What the C code chooses by."""
     level = {one.name: one for one in rates.target.memory}
     l1, l2, memory = level["L1"], level["L2"], level["DRAM"]
@@ -51,6 +56,9 @@ def products_table(kernels: tuple[OpenNest, ...], target: Target, rates: RateTab
                 tuple(rates.rate(nest.row.kernel_of(r + 1)) for r in range(nest.row.rows)),
             )
             for nest in kernels
+        )
+        + tuple(
+            TableKernel(f"gtco_{nest.name}", nest.rows, 0, False, (), nest.columns) for nest in few
         ),
         lanes=target.lanes,
         l1=l1.capacity,
@@ -60,6 +68,7 @@ def products_table(kernels: tuple[OpenNest, ...], target: Target, rates: RateTab
         l3_rate=l3.bandwidth,
         memory_rate=rates.handover(memory),
         handed_rate=rates.handover(l3),
+        fma_rate=max(rates.rate(nest.row.kernel) for nest in kernels),
         store_rate=rates.rate("store"),
         launch=rates.launch,
         features=features_of(target.required(False), target.isa),

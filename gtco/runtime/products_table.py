@@ -40,7 +40,8 @@ EXPORTS = (
 @dataclass(frozen=True)
 class TableKernel:
     """A kernel: its symbol, the rows and vectors of its tile, whether it packs A, and the vector
-    operations a second of tiles of 1, 2, ... rows.
+    operations a second of tiles of 1, 2, ... rows. One of so many ``columns``, with vectors along
+    k, has no vectors of columns and no rates.
     """
 
     symbol: str
@@ -48,6 +49,7 @@ class TableKernel:
     vectors: int
     packed: bool
     rates: tuple[float, ...]
+    columns: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class ProductsTable:
     l3_rate: float
     memory_rate: float
     handed_rate: float
+    fma_rate: float
     store_rate: float
     launch: float
     features: tuple[str, ...]
@@ -76,7 +79,7 @@ class ProductsTable:
         lines = ['#include "products_table.h"', ""]
         rows = []
         for number, kernel in enumerate(self.kernels):
-            rates = ", ".join(f"{rate:.6g}" for rate in kernel.rates)
+            rates = ", ".join(f"{rate:.6g}" for rate in kernel.rates or (0.0,))
             lines.append(
                 f"void {kernel.symbol}(const void*, const void*, const void*, void*, void*, "
                 "int64_t, int64_t);"
@@ -84,14 +87,14 @@ class ProductsTable:
             lines.append(f"static const double rates_{number}[] = {{{rates}}};")
             rows.append(
                 f"  {{{kernel.symbol}, {c_string(kernel.symbol)}, {kernel.rows}, {kernel.vectors}, "
-                f"{int(kernel.packed)}, rates_{number}}},"
+                f"{int(kernel.packed)}, {kernel.columns}, rates_{number}}},"
             )
         features = [c_string(name) for name in self.features]
         figures = ", ".join(
             f"{value:.6g}"
             for value in (
                 self.l1, self.l2, self.l3, self.l2_rate, self.l3_rate, self.memory_rate,
-                self.handed_rate, self.store_rate, self.launch,
+                self.handed_rate, self.fma_rate, self.store_rate, self.launch,
             )
         )  # fmt: skip
         return "\n".join(

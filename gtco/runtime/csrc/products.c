@@ -91,19 +91,32 @@ static int64_t panels_of(int64_t n) {
   int64_t most = vectors;
   for (int i = 0; i < gtco_the_machine.nests; ++i) {
     const int64_t width = gtco_the_nests[i].vectors;
+    if (gtco_the_nests[i].columns) continue;
     const int64_t covered = (vectors + width - 1) / width * width;
     if (width <= vectors && covered > most) most = covered;
   }
   return most;
 }
 
+/* k up to whole vectors. */
+static int64_t whole(int64_t k) {
+  return (k + gtco_the_machine.lanes - 1) / gtco_the_machine.lanes * gtco_the_machine.lanes;
+}
+
 EXPORT int64_t gtco_products_packed_bytes(int64_t n, int64_t k) {
   if (!positive(1, n, k)) return -1;
+  if (gtco_product_along_k(n, k)) return (n * whole(k) * (int64_t)sizeof(float) + 63) / 64 * 64;
   return (panels_of(n) * k * gtco_the_machine.lanes * (int64_t)sizeof(float) + 63) / 64 * 64;
 }
 
 EXPORT int gtco_products_pack(const float* b, int64_t n, int64_t k, float* packed) {
   if (!positive(1, n, k)) return -1;
+  if (gtco_product_along_k(n, k)) {
+    memset(packed, 0, (size_t)(n * whole(k)) * sizeof *packed);
+    for (int64_t step = 0; step < k; ++step)
+      for (int64_t column = 0; column < n; ++column) packed[column * whole(k) + step] = b[step * n + column];
+    return 0;
+  }
   const int64_t lanes = gtco_the_machine.lanes, panels = panels_of(n);
   for (int64_t panel = 0; panel < panels; ++panel) {
     const int64_t left = n - panel * lanes, columns = left < 0 ? 0 : left < lanes ? left : lanes;
@@ -171,22 +184,23 @@ EXPORT int gtco_products_set_config(gtco_products* p, int64_t m, int64_t n, int6
   if (config->kernel < 0 || config->kernel >= gtco_the_machine.nests || config->chunks_m < 1 || config->chunks_n < 1 ||
       config->kc < 1 || config->held < 1)
     return fail(p, "the config has a kernel that does not exist, or a number below 1");
-  if (gtco_the_nests[config->kernel].vectors > (n + lanes - 1) / lanes)
-    return fail(p, "kernel %s is wider than n=%lld", gtco_the_nests[config->kernel].name, (long long)n);
+  const gtco_product_nest* nest = &gtco_the_nests[config->kernel];
+  if (nest->vectors > (n + lanes - 1) / lanes || nest->columns != (gtco_product_along_k(n, k) ? n : 0))
+    return fail(p, "kernel %s does not fit n=%lld, k=%lld", nest->name, (long long)n, (long long)k);
   gtco_cut cut;
   const int64_t tasks = gtco_product_cut(m, n, k, config, &cut), stride = stride_of(config, &cut);
   if (tasks > MOST_TASKS) return fail(p, "more than 2^31 - 1 tasks: choose fewer chunks");
-  const double whole = (double)stride * p->pool.threads;
+  const double all = (double)stride * p->pool.threads;
   if (stride > p->pool.workspace_stride) {
-    void* made = whole < MOST_BYTES ? aligned_alloc(4096, (size_t)(stride * p->pool.threads)) : NULL;
-    if (!made) return fail(p, "no memory for %.0f bytes of scratch", whole);
+    void* made = all < MOST_BYTES ? aligned_alloc(4096, (size_t)(stride * p->pool.threads)) : NULL;
+    if (!made) return fail(p, "no memory for %.0f bytes of scratch", all);
     free(p->pool.workspaces);
     p->pool.workspaces = made;
     p->pool.workspace_stride = stride;
   }
   p->cut = cut;
   p->step.tasks = (uint32_t)tasks;
-  p->args[4] = (void*)gtco_the_nests[config->kernel].kernel;
+  p->args[4] = (void*)nest->kernel;
   p->ready = 1;
   return 0;
 }

@@ -11,14 +11,20 @@
 #define PAGE 4096
 #define PER_TILE 6e-9 /* seconds of the loops around a tile, beside its stores */
 #define KEPT 3        /* widths that go on to the levels above */
-#define WIDEST 8
+#define FEW_COLUMNS 4 /* as in gtco/tensor/nest/open.py */
+#define FOLDING 9
 
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+int gtco_product_along_k(int64_t n, int64_t k) {
+  const int64_t lanes = gtco_the_machine.lanes;
+  return n <= FEW_COLUMNS && (double)n * ((double)k + FOLDING * lanes) < (double)k * lanes;
+}
+
 int64_t gtco_product_cut(int64_t m, int64_t n, int64_t k, const gtco_product_config* config, gtco_cut* cut) {
   const gtco_product_nest* nest = &gtco_the_nests[config->kernel];
-  const int64_t blocks = up(m, nest->rows), panels = up(n, (int64_t)nest->vectors * gtco_the_machine.lanes);
+  const int64_t blocks = up(m, nest->rows), panels = nest->columns ? 1 : up(n, (int64_t)nest->vectors * gtco_the_machine.lanes);
   cut->n = n, cut->k = k, cut->kc = least(config->kc, k);
   cut->blocks = blocks, cut->height = m / blocks, cut->taller = m % blocks;
   cut->panels = panels;
@@ -115,7 +121,7 @@ static int widths(int64_t m, int64_t n, int kept[KEPT]) {
   const int64_t all = up(n, of->lanes);
   for (int i = 0; i < of->nests; ++i) {
     const gtco_product_nest* nest = &gtco_the_nests[i];
-    if (nest->packed || nest->vectors > all) continue;
+    if (nest->packed || nest->columns || nest->vectors > all) continue;
     const int64_t blocks = up(m, nest->rows);
     const double useful = (double)all / (double)(up(all, nest->vectors) * nest->vectors);
     const double rate = nest->rate[up(m, blocks) - 1] * useful;
@@ -127,9 +133,32 @@ static int widths(int64_t m, int64_t n, int kept[KEPT]) {
   return count;
 }
 
+/* The candidates of a product whose vectors lie along k: they differ in their chunks of rows alone. */
+static int along_k(int64_t m, int64_t n, int64_t k, int threads, int room, gtco_product_config* configs,
+                   double* seconds) {
+  const gtco_product_machine* of = &gtco_the_machine;
+  int64_t kernel = 0;
+  while (gtco_the_nests[kernel].columns != n) ++kernel;
+  int count = 0;
+  for (int64_t chunks = 1; chunks <= 8 * threads && count < room; chunks = chunks == 1 && threads > 1 ? threads : 2 * chunks) {
+    gtco_product_config one = {kernel, chunks, 1, k, m};
+    gtco_cut cut;
+    const int64_t tasks = gtco_product_cut(m, n, k, &one, &cut);
+    one.held = cut.held;
+    const double rows = (double)m / (double)cut.blocks * (double)cut.task_blocks;
+    const double compute = rows * (double)n * ((double)k / of->lanes + FOLDING) / of->fma_rate;
+    const double loads = rows * 4 * (double)k * each(4 * (double)m * (double)k, least(threads, tasks));
+    const double work = fmax(compute, loads) + SHOWN * fmin(compute, loads);
+    configs[count] = one;
+    seconds[count++] = (tasks > 1 ? of->launch : 0) + (double)up(tasks, threads) * (work + PER_TILE);
+  }
+  return count;
+}
+
 int gtco_product_candidates(int64_t m, int64_t n, int64_t k, int threads, int room, gtco_product_config* configs,
                             double* seconds) {
   const gtco_product_machine* of = &gtco_the_machine;
+  if (gtco_product_along_k(n, k)) return along_k(m, n, k, threads, room, configs, seconds);
   int kept[KEPT], count = 0;
   const int chosen = widths(m, n, kept);
   for (int w = 0; w < chosen; ++w)

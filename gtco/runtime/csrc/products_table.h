@@ -19,6 +19,7 @@ typedef struct {
   gtco_product_kernel kernel;
   const char* name;
   int32_t rows, vectors, packed; /* of a tile; 1: A's rows are copied to scratch */
+  int32_t columns; /* 0, or those of a kernel whose vectors lie along k; it has no vectors of columns and no rates */
   const double* rate; /* of tiles of 1 ... rows rows: vector operations a second of a core */
 } gtco_product_nest;
 
@@ -26,7 +27,8 @@ typedef struct {
   int32_t lanes, nests, features;
   double l1, l2, l3;                     /* bytes; l2 and inner are of one core */
   double l2_rate, l3_rate, memory_rate;  /* bytes a second; the last of all cores together */
-  double handed_rate, store_rate, launch; /* of what other cores wrote; vectors a second; seconds */
+  double handed_rate;                    /* of what other cores wrote */
+  double fma_rate, store_rate, launch;   /* vectors a second; seconds */
 } gtco_product_machine;
 
 extern const gtco_product_nest gtco_the_nests[];
@@ -35,6 +37,9 @@ extern const char* const gtco_the_features[];
 extern const int gtco_the_kernels_are_closed; /* 1: none calls code outside of the library */
 /* Runs tasks of a product: b are A, B, its cut, C and its kernel. */
 void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end);
+
+/* 1 if the vectors of a product lie along k (gtco/tensor/nest/open.py: along_k). */
+int gtco_product_along_k(int64_t n, int64_t k);
 
 /* products_choose.c: the candidates of a product, at most `room` of them, each with its price. The sizes are positive.
  * Returns how many there are. */

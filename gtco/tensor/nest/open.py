@@ -34,7 +34,9 @@ from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 LARGEST = 2**40  # of a size, and 2^61 bytes of a tensor: places in it are int64
 LINE = 16  # elements of a cache line
 SETS = 256  # elements: rows that a multiple of 1 KiB apart share few sets of L1
-FEW_COLUMNS = 4  # up to so many columns, B is not in panels and k is what vectors are along
+FEW_COLUMNS = 4  # the most columns of products whose vectors lie along k
+FOLDING = 9  # multiply-adds that take as long as folding a vector
+SUMS = 16  # vectors of sums of such a product, at most
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,21 @@ class OpenNest:
     @property
     def name(self) -> str:
         return f"{'packed' if self.packed else 'direct'}_{self.row.rows}x{self.row.vectors}"
+
+
+@dataclass(frozen=True)
+class FewColumns:
+    """The nest of so many ``columns`` whose vectors lie along k, for blocks of up to ``rows``
+    (:mod:`gtco.tensor.nest.open_columns`).
+    """
+
+    rows: int
+    columns: int
+    lanes: int
+
+    @property
+    def name(self) -> str:
+        return f"columns_{self.rows}x{self.columns}"
 
 
 @dataclass(frozen=True)
@@ -108,7 +125,7 @@ def check_sizes(m: int, n: int, k: int) -> None:
 
 
 def cut(
-    row: MicroKernel,
+    nest: OpenNest | FewColumns,
     m: int,
     n: int,
     k: int,
@@ -123,6 +140,7 @@ def cut(
     Raises :class:`ShapeError` for sizes that are not positive or too large.
     """
     check_sizes(m, n, k)
+    row = nest.row if isinstance(nest, OpenNest) else nest
     blocks, panels = ceil(m / row.rows), ceil(n / row.columns)
     height, taller = divmod(m, blocks)
     task_blocks = ceil(blocks / min(chunks_m, blocks))
@@ -154,6 +172,19 @@ def nests(target: Target) -> tuple[OpenNest, ...]:
     return tuple(OpenNest(row, packed) for row in tallest.values() for packed in (False, True))
 
 
+def few_columns(target: Target) -> tuple[FewColumns, ...]:
+    """The kernels of products of few columns: one for each number of them."""
+    counts = range(1, FEW_COLUMNS + 1)
+    return tuple(FewColumns(min(8, SUMS // n), n, target.lanes) for n in counts)
+
+
+def along_k(n: int, k: int, lanes: int) -> bool:
+    """True if vectors of a product with these sizes lie along k, whatever its rows: its sums and
+    their folding take less than the steps of k of a panel.
+    """
+    return n <= FEW_COLUMNS and n * (k + FOLDING * lanes) < k * lanes
+
+
 def packed_vectors(n: int, lanes: int, widths: Sequence[int]) -> int:
     """The panels of packed B: those of ``n`` columns, and so many more that the last tile of every
     width that is not wider than all columns reads inside.
@@ -163,8 +194,12 @@ def packed_vectors(n: int, lanes: int, widths: Sequence[int]) -> int:
 
 
 def pack(b: np.ndarray, lanes: int, widths: Sequence[int]) -> np.ndarray:
-    """B[k, n] in panels: [panel][k][lanes]."""
+    """B[k, n] as kernels read it: in panels, [panel][k][lanes], or [n][k up to whole vectors]."""
     k, n = b.shape
+    if along_k(n, k, lanes):
+        turned = np.zeros((n, ceil(k / lanes) * lanes), np.float32)
+        turned[:, :k] = b.T
+        return turned
     panels = packed_vectors(n, lanes, widths)
     wide = np.zeros((k, panels * lanes), np.float32)
     wide[:, :n] = b

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.nest.open import FIELDS, OpenNest
 from gtco.tensor.stage import TensorType
@@ -72,12 +72,46 @@ class _Tile:
     row0: Expr
 
 
-class _Loops:
-    def __init__(self, nest: OpenNest, em: Emitter, args: KernelArguments) -> None:
-        self.nest, self.em, self.args, self.row = nest, em, args, nest.row
+class OpenLoops:
+    """What loops over blocks of two heights share: the numbers, and the choice of a height among
+    1 ... ``most``.
+    """
+
+    def __init__(self, most: int, em: Emitter, args: KernelArguments) -> None:
+        self.most, self.em, self.args = most, em, args
         self.a, self.b, self.out = args.inputs["a"], args.inputs["b"], args.output
         numbers = args.inputs["numbers"].buffer
         self.of = {name: em.let(numbers[i], name) for i, name in enumerate(FIELDS)}
+
+    def up(self, a: Expr, b: Expr) -> Expr:
+        """a / b, rounded up; both are positive."""
+        return tirx.truncdiv(a + (b - 1), b)
+
+    def first_row(self, block: Expr) -> Expr:
+        return block * self.of["height"] + tirx.min(block, self.of["taller"])
+
+    def heights(self, block: Expr, product: Callable[[int], None]) -> None:
+        """``product`` of the block's height, which is found by halving."""
+        em = self.em
+        taller = tirx.Cast("int64", block < self.of["taller"])
+        height = em.let(self.of["height"] + taller, "rows")
+
+        def among(low: int, high: int) -> None:
+            if low == high:
+                product(low)
+                return
+            middle = (low + high) // 2
+            em.branch(
+                height > middle, lambda: among(middle + 1, high), lambda: among(low, middle)
+            )
+
+        among(1, self.most)
+
+
+class _Loops(OpenLoops):
+    def __init__(self, nest: OpenNest, em: Emitter, args: KernelArguments) -> None:
+        super().__init__(nest.row.rows, em, args)
+        self.nest, self.row = nest, nest.row
 
     def emit(self) -> None:
         em, of = self.em, self.of
@@ -102,14 +136,7 @@ class _Loops:
                         with em.range(here, end, "block") as block:
                             start = em.let(self.first_row(block), "start")
                             tile = _Tile(start, panel, k0, depth, row0)
-                            self.heights(block, tile)
-
-    def up(self, a: Expr, b: Expr) -> Expr:
-        """a / b, rounded up; both are positive."""
-        return tirx.truncdiv(a + (b - 1), b)
-
-    def first_row(self, block: Expr) -> Expr:
-        return block * self.of["height"] + tirx.min(block, self.of["taller"])
+                            self.heights(block, partial(self.product, at=tile))
 
     def pack(self, row0: Expr, rows: Expr, k0: Expr, depth: Expr) -> None:
         """Copies A[row0:row0 + rows, k0:k0 + depth]."""
@@ -124,23 +151,6 @@ class _Loops:
                 T.buffer_store(into, value, [tirx.Ramp(target + v * lanes, 1, lanes)])
             with em.range(whole * lanes, depth, "rest") as rest:
                 T.buffer_store(into, self.a.buffer[source + rest], [target + rest])
-
-    def heights(self, block: Expr, tile: _Tile) -> None:
-        """The micro-kernel of the block's height, found by halving."""
-        em = self.em
-        taller = tirx.Cast("int64", block < self.of["taller"])
-        height = em.let(self.of["height"] + taller, "rows")
-
-        def among(low: int, high: int) -> None:
-            if low == high:
-                self.product(low, tile)
-                return
-            middle = (low + high) // 2
-            em.branch(
-                height > middle, lambda: among(middle + 1, high), lambda: among(low, middle)
-            )
-
-        among(1, self.row.rows)
 
     def product(self, rows: int, at: _Tile) -> None:
         """C[rows, columns] of a block and a panel, for one block of k."""
