@@ -21,9 +21,10 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from math import exp, log
 from pathlib import Path
 from random import Random
-from statistics import geometric_mean, median
+from statistics import median
 
 from gtco.cli.arguments import positive
 from gtco.driver.products import compile_products
@@ -38,7 +39,7 @@ GROUPS = ("transformer", "cnn", "gnn", "deepbench")
 SYSTEMS = ("gtco", "onednn", "onnxruntime")
 PEERS = SYSTEMS[1:]
 COMMAND = (sys.executable, "-m", "gtco.bench.kernels.helix_systems")
-LARGE, EVERY = 2e10, 12  # FLOPs of large products, and which of them are timed
+LARGE, EVERY = 1e10, 40  # FLOPs of large products, and which of them are timed
 WEIGHTS = 64e6  # bytes of the copies of the weights together, where there are several
 MOST_COPIES = 8
 WARM, CALLS = 0.03, 0.02  # seconds of calls that do not count, and of a round
@@ -123,22 +124,32 @@ def read(
 
 # tables -------------------------------------------------------------------------------------------
 def table(readings: Iterable[Reading]) -> str:
-    """Speed-up and the share of cases ahead, by group and peer, in Markdown."""
+    """Speed-up (geometric mean) and the share of cases ahead, by group and peer, in Markdown."""
     kept = list(readings)
     lines = [
         "| group | cases | " + " | ".join(f"{p}: speed-up | ahead" for p in PEERS) + " |",
         "|---|---:|" + "---:|---:|" * len(PEERS),
     ]
-    for group in (*GROUPS, "all"):
-        mine = [r for r in kept if group in (r.case.group, "all")]
+    parts = [
+        (
+            f"{g}{', large' if large else ''}",
+            [r for r in kept if r.case.group == g and (r.case.flops > LARGE) == large],
+        )
+        for g in GROUPS
+        for large in (False, True)
+    ]
+    for name, mine in (*parts, ("all", kept)):
         if not mine:
             continue
         cells = []
         for peer in PEERS:
-            ratios = [r.seconds[peer] / r.seconds["gtco"] for r in mine]
-            ahead = sum(ratio > 1 for ratio in ratios) / len(ratios)
-            cells += [f"{geometric_mean(ratios):.2f}", f"{ahead:.0%}"]
-        lines.append(f"| {group} | {len(mine)} | {' | '.join(cells)} |")
+            logs = [log(r.seconds[peer] / r.seconds["gtco"]) for r in mine]
+            # a large product stands for those that were left out
+            weights = [EVERY if r.case.flops > LARGE else 1 for r in mine]
+            mean = sum(w * x for w, x in zip(weights, logs, strict=True)) / sum(weights)
+            ahead = sum(w for w, x in zip(weights, logs, strict=True) if x > 0) / sum(weights)
+            cells += [f"{exp(mean):.2f}", f"{ahead:.0%}"]
+        lines.append(f"| {name} | {len(mine)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -179,8 +190,10 @@ def main(argv: Sequence[str]) -> int:
                 readings.append(reading)
                 ours = reading.seconds["gtco"]
                 ratios = ", ".join(f"{p} {reading.seconds[p] / ours:.2f}" for p in PEERS)
-                say(f"{case.name}: {ours * 1e6:.1f} us, {case.flops / ours / 1e9:.0f} GFLOP/s; "
-                    f"times gtco's: {ratios}")
+                say(
+                    f"{case.name}: {ours * 1e6:.1f} us, {case.flops / ours / 1e9:.0f} GFLOP/s; "
+                    f"times gtco's: {ratios}"
+                )
                 if options.out:
                     with options.out.open("a") as file:
                         file.write(reading.to_json() + "\n")

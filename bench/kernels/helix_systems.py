@@ -100,9 +100,7 @@ def open_onnxruntime(job: Job) -> System:
         binding = session.io_binding()
         c = np.empty((a.shape[0], n), np.float32)
         binding.bind_cpu_input("a", a)
-        binding.bind_output(
-            "c", "cpu", 0, np.float32, list(c.shape), c.ctypes.data
-        )
+        binding.bind_output("c", "cpu", 0, np.float32, list(c.shape), c.ctypes.data)
         run = session.run_with_iobinding
         calls.append(lambda run=run, binding=binding, held=(c, a): run(binding))  # type: ignore[misc]
         calls[0]()

@@ -21,9 +21,7 @@ MOST = 512  # candidates of a product
 class _Config(ctypes.Structure):
     """gtco_product_config"""
 
-    _fields_ = tuple(
-        (name, c_int64) for name in ("kernel", "chunks_m", "chunks_n", "kc", "held")
-    )
+    _fields_ = tuple((name, c_int64) for name in ("kernel", "chunks_m", "chunks_n", "kc", "held"))
 
 
 @dataclass(frozen=True)
@@ -160,9 +158,7 @@ class Products:
         self.runner(a, weights, out)()
         return out
 
-    def runner(
-        self, a: np.ndarray, weights: PackedWeights, out: np.ndarray
-    ) -> Callable[[], None]:
+    def runner(self, a: np.ndarray, weights: PackedWeights, out: np.ndarray) -> Callable[[], None]:
         """A call of the library on these arrays and nothing else, for timing. The arrays fit the
         sizes that are set.
         """
@@ -179,18 +175,14 @@ class Products:
     def choose(self, m: int, n: int, k: int) -> tuple[ProductConfig, float]:
         """The config of least price for these sizes, and its predicted seconds."""
         config, seconds = _Config(), c_double()
-        if self._library.gtco_products_choose(
-            self._open, m, n, k, byref(config), byref(seconds)
-        ):
+        if self._library.gtco_products_choose(self._open, m, n, k, byref(config), byref(seconds)):
             raise ShapeError(f"there is no product of m={m}, n={n}, k={k}")
         return self._config(config), seconds.value
 
     def candidates(self, m: int, n: int, k: int) -> list[tuple[ProductConfig, float]]:
         """The configs among which :meth:`choose` chooses, with their predicted seconds."""
         configs, seconds = (_Config * MOST)(), (c_double * MOST)()
-        count = self._library.gtco_products_candidates(
-            self._open, m, n, k, MOST, configs, seconds
-        )
+        count = self._library.gtco_products_candidates(self._open, m, n, k, MOST, configs, seconds)
         if count < 0:
             raise ShapeError(f"there is no product of m={m}, n={n}, k={k}")
         assert count <= MOST, f"{count} candidates"

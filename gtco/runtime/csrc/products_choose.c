@@ -10,6 +10,8 @@
 #define LINE 64.0
 #define PAGE 4096
 #define PER_TILE 6e-9 /* seconds of the loops around a tile, beside its stores */
+#define PREFETCHED 4     /* rows: kernels of so few prefetch B (gtco/tensor/nest/open_loops.py) */
+#define STREAM 2.6e9     /* bytes a second that a vector of B beside one other waits for, on a Zen 4 */
 #define KEPT 3        /* widths that go on to the levels above */
 #define FEW_COLUMNS 4 /* as in gtco/tensor/nest/open.py */
 #define FOLDING 9
@@ -100,11 +102,18 @@ static double price(int64_t m, const gtco_product_nest* nest, const gtco_cut* cu
   else
     hidden += a_first;
 
-  /* B: once from where the weights lie, again for each part, and for each block of a part */
+  /* B: once from where the weights lie, again for each part, and for each block of a part. A panel arrives while the
+   * first block of a part is multiplied, and the loads of few vectors side by side wait for each other. */
   const double b_all = k * (double)cut->panels * width, b_task = k * panels * width;
-  double once = each(b_all, cores);
-  if (b_all > USABLE * of->l2 && once < 1 / of->l3_rate) once = 1 / of->l3_rate;
-  hidden += b_task * once + b_task * (parts - 1) * each(b_task + a_block, cores);
+  double once = each(b_all, cores), again = each(b_task + a_block, cores);
+  if (b_all > USABLE * of->l2) once = fmax(once, 1 / of->l3_rate);
+  if (high > PREFETCHED) {
+    const double few = 1 / (STREAM * nest->vectors * nest->vectors);
+    if (once > 0) once = fmax(once, few);
+    if (again > 1 / of->l2_rate) again = fmax(again, few);
+  }
+  const double stream = b_task * (once + (parts - 1) * again);
+  waiting += fmax(0, stream - compute * parts / (double)cut->task_blocks);
   hidden += b_task * ((double)cut->task_blocks - parts) * each(b_panel * (1 + 1 / held) + room * a_tile + c_tile, cores);
 
   const double longer = fmax(compute, hidden), shorter = fmin(compute, hidden);

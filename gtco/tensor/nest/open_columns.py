@@ -60,8 +60,9 @@ class _Loops(OpenLoops):
         left = em.let(of["k"] - whole * lanes, "left")
         stride = em.let(self.up(of["k"], tirx.const(lanes, "int64")) * lanes, "stride")
         sums = em.registers(rows * self.columns * lanes)
-        places = [(i, j, (i * self.columns + j) * lanes) for i in range(rows)
-                  for j in range(self.columns)]
+        places = [
+            (i, j, (i * self.columns + j) * lanes) for i in range(rows) for j in range(self.columns)
+        ]
         for _, _, at in places:
             em.store_vector(sums, [at], em.splat(0.0))
 

@@ -18,6 +18,7 @@ from gtco.tensor.stage import TensorType
 # A buffer of unknown size. TVM asks only that places in it are constants of an int64.
 ANY = TensorType((2**62,))
 STREAMING = 4  # rows: products of fewer read each panel of B once, at the speed of memory
+NARROW = 2  # vectors: tiles of so few read A at the speed of memory, if there are many rows
 AHEAD = 16  # steps of k, about the latency of memory
 STORE, LOAD = "gtco_store_first", "gtco_load_first"
 
@@ -63,7 +64,9 @@ def open_kernel(nest: OpenNest, symbol: str) -> Any:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Where a tile is: its first row and panel, and the block of k from ``k0`` of ``depth``."""
+    """A tile's first row and panel, the block of k from ``k0`` of ``depth``, and the first row of
+    the part.
+    """
 
     start: Expr
     panel: Expr
@@ -101,9 +104,7 @@ class OpenLoops:
                 product(low)
                 return
             middle = (low + high) // 2
-            em.branch(
-                height > middle, lambda: among(middle + 1, high), lambda: among(low, middle)
-            )
+            em.branch(height > middle, lambda: among(middle + 1, high), lambda: among(low, middle))
 
         among(1, self.most)
 
@@ -136,7 +137,8 @@ class _Loops(OpenLoops):
                         with em.range(here, end, "block") as block:
                             start = em.let(self.first_row(block), "start")
                             tile = _Tile(start, panel, k0, depth, row0)
-                            self.heights(block, partial(self.product, at=tile))
+                            more = block + 1 < end
+                            self.heights(block, partial(self.either, at=tile, more=more))
 
     def pack(self, row0: Expr, rows: Expr, k0: Expr, depth: Expr) -> None:
         """Copies A[row0:row0 + rows, k0:k0 + depth]."""
@@ -152,8 +154,20 @@ class _Loops(OpenLoops):
             with em.range(whole * lanes, depth, "rest") as rest:
                 T.buffer_store(into, self.a.buffer[source + rest], [target + rest])
 
-    def product(self, rows: int, at: _Tile) -> None:
-        """C[rows, columns] of a block and a panel, for one block of k."""
+    def either(self, rows: int, at: _Tile, more: Expr) -> None:
+        """The product of a block, which prefetches the rows of the next one if there is ``more``.
+        They follow each other, and no hardware prefetcher sees so many short runs as one. Where no
+        rows are, looking for their pages takes long. Many blocks have about the most rows.
+        """
+        if self.nest.packed or self.row.vectors > NARROW or rows < self.row.rows - 1:
+            self.product(rows, at)
+            return
+        self.em.branch(more, lambda: self.product(rows, at, True), lambda: self.product(rows, at))
+
+    def product(self, rows: int, at: _Tile, follows: bool = False) -> None:
+        """C[rows, columns] of a block and a panel, for one block of k. ``follows``: as in
+        :meth:`ahead`.
+        """
         em, of, row = self.em, self.of, self.row
         lanes, columns = row.lanes, row.columns
         column = em.let(at.panel * columns, "column")
@@ -183,7 +197,7 @@ class _Loops(OpenLoops):
             lambda i, j, vector: sums.append((i, j, vector)),
             load=load,
             first=at.k0 == 0,
-            step=self.ahead(rows, b),
+            step=self.ahead(rows, at, b, follows),
         )
 
         def whole() -> None:
@@ -205,14 +219,18 @@ class _Loops(OpenLoops):
         base = em.let(at.start * of["k"] + at.k0, "a_row")
         return Operand(self.a.buffer, base, of["k"])
 
-    def ahead(self, rows: int, b: Operand) -> Callable[[Expr], None]:
-        """What prefetches B, some steps of k ahead."""
-        if rows > STREAMING:
-            return lambda k: None
+    def ahead(self, rows: int, at: _Tile, b: Operand, follows: bool) -> Callable[[Expr], None]:
+        """What is prefetched in each step of k: of few rows, what B's panel needs some steps later;
+        and, if another block of A ``follows``, a share of its rows.
+        """
+        em, of = self.em, self.of
+        after = em.let((at.start + rows) * of["k"] + at.k0, "next_rows") if follows else 0
 
         def step(k: Expr) -> None:
-            for j in range(self.row.vectors):
+            for j in range(self.row.vectors if rows <= STREAMING else 0):
                 place = b.offset + (k + AHEAD) * b.stride + j * b.vector
-                self.em.prefetch_value(self.b.buffer[place])
+                em.prefetch_value(self.b.buffer[place])
+            if follows:
+                em.prefetch_value(self.a.buffer[after + k * rows])
 
         return step
