@@ -73,7 +73,7 @@ def cases(groups: Sequence[str] = GROUPS, sample: int | None = None) -> list[Cas
     """
     with SHAPES.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    every = [Case(*(int(row[x]) for x in "mnk"), row["group"]) for row in rows]
+    every = [Case(int(row["m"]), int(row["n"]), int(row["k"]), row["group"]) for row in rows]
     large = [case for case in every if case.flops > LARGE]
     left_out = set(large) - set(large[::EVERY])
     found = [case for case in every if case.group in groups and case not in left_out]

@@ -72,7 +72,7 @@ def open_onednn(job: Job) -> System:
     packed = [pack(torch.from_numpy(b.T.copy()), a.shape[0]) for b in weights]
     multiply = torch.ops.mkldnn._linear_pointwise.default
     checked(a, weights[0], multiply(x, packed[0], None, "none", [], "").numpy())
-    calls = [lambda w=w: multiply(x, w, None, "none", [], "") for w in packed]  # type: ignore[misc]
+    calls = [lambda w=w: multiply(x, w, None, "none", [], "") for w in packed]
     return System(torch.__version__, turns(calls), lambda: [calls[0]().numpy()])
 
 
@@ -102,7 +102,7 @@ def open_onnxruntime(job: Job) -> System:
         binding.bind_cpu_input("a", a)
         binding.bind_output("c", "cpu", 0, np.float32, list(c.shape), c.ctypes.data)
         run = session.run_with_iobinding
-        calls.append(lambda run=run, binding=binding, held=(c, a): run(binding))  # type: ignore[misc]
+        calls.append(lambda run=run, binding=binding, held=(c, a): run(binding))
         calls[0]()
         if len(calls) == 1:
             checked(a, b, c)

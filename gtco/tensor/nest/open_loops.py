@@ -187,7 +187,8 @@ class _Loops(OpenLoops):
 
         sums: list[tuple[int, int, Expr]] = []
         first = em.let(at.panel * row.vectors * of["k"] + at.k0, "b_step")
-        b = Operand(self.b.buffer, first * lanes, lanes, vector=of["k"] * lanes)
+        apart = of["k"] * lanes  # the panels of B
+        b = Operand(self.b.buffer, first * lanes, lanes, vector=apart)
         fma_tile(
             em,
             replace(row, rows=rows),
@@ -228,7 +229,7 @@ class _Loops(OpenLoops):
 
         def step(k: Expr) -> None:
             for j in range(self.row.vectors if rows <= STREAMING else 0):
-                place = b.offset + (k + AHEAD) * b.stride + j * b.vector
+                place = b.offset + (k + AHEAD) * b.stride + j * of["k"] * self.row.lanes
                 em.prefetch_value(self.b.buffer[place])
             if follows:
                 em.prefetch_value(self.a.buffer[after + k * rows])
