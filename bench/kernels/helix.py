@@ -1,14 +1,16 @@
 """Products of any size from one library, beside oneDNN and ONNX Runtime (Helix, Table 7).
 
     python -m bench helix [--group G ...] [--sample N] [--rounds R] [--out FILE] [--seconds S]
+    python -m bench helix --picks [--group G ...] [--sample N] [--seconds S]
 
 ``helix-gemm.csv`` has the 1213 public products of the paper's evaluation (Helix, Tables 5 and 11;
 Creative Commons Attribution 4.0): m, n, k and the group. gtco compiles one library before the first
 product, and picks a kernel of it for each. Every system is a process of its own, its weights are
 packed beforehand, and rounds are interleaved. FLOPs are 2 m n k.
 
-``--out`` keeps a line of JSON for each product. A run goes on where the file ends, and its tables
-are those of the whole file.
+``--picks`` times every candidate of products of at most 0.4 GFLOP instead
+(:mod:`bench.kernels.helix_picks`). ``--out`` keeps a line of JSON for each product. A run goes on
+where the file ends, and its tables are those of the whole file.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from ..harness.machine import describe
 from ..harness.process import Worker, WorkerError
 from ..harness.steps import say
 from ..harness.suite import available_threads
+from . import helix_picks
 
 SHAPES = Path(__file__).with_name("helix-gemm.csv")
 GROUPS = ("transformer", "cnn", "gnn", "deepbench")
@@ -165,8 +168,10 @@ def main(argv: Sequence[str]) -> int:
     end = time.monotonic() + options.seconds
     wanted = cases(options.group or GROUPS, options.sample)
     readings = load(options.out) if options.out else []
-    if options.out and not options.out.exists():
+    if options.out and not options.picks and not options.out.exists():
         options.out.write_text(json.dumps(describe(options.threads)) + "\n")
+    if options.picks:
+        return _picks(wanted, options.threads, end)
     known = {reading.case for reading in readings}
     workers = {name: Worker(COMMAND) for name in SYSTEMS}
     with tempfile.TemporaryDirectory(prefix="gtco-helix-") as folder:
@@ -205,6 +210,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _picks(wanted: Sequence[Case], threads: int, end: float) -> int:
+    small = [case for case in wanted if case.flops <= helix_picks.MOST_FLOPS]
+    products = [(case.name, case.m, case.n, case.k, case.copies) for case in small]
+    with tempfile.TemporaryDirectory(prefix="gtco-helix-") as folder:
+        library = compile_products(Path(folder, "products.so"))
+        helix_picks.report(library, products, threads, end, say)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench helix", description=str(__doc__).split("\n\n")[0]
@@ -214,5 +228,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=positive, default=3, help="of each product; %(default)s")
     parser.add_argument("--seconds", type=positive, default=3600, help="no product begins later")
     parser.add_argument("--out", type=Path, metavar="FILE", help="readings, a line a product")
+    parser.add_argument("--picks", action="store_true", help="all candidates of each product")
     parser.add_argument("--threads", type=positive, default=available_threads())
     return parser
