@@ -259,6 +259,7 @@ class Compilation:
         from gtco.graph.rewrites.padded_channels import padded_channels
         from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
         from gtco.graph.rewrites.quantizations import quantizations
+        from gtco.graph.rewrites.quantized_concat import quantized_concat
         from gtco.graph.rewrites.quantized_pooling import quantized_pooling
         from gtco.graph.rewrites.reciprocal_scales import reciprocal_scales
         from gtco.graph.rewrites.split_reductions import split_reductions
@@ -280,7 +281,8 @@ class Compilation:
         rewrites = (split,)
         if not isinstance(machine, GpuTarget):
             rewrites = (
-                *(reciprocal_scales, quantizations, quantized_pooling, padded_channels),
+                *(reciprocal_scales, quantizations, quantized_concat, quantized_pooling),
+                padded_channels,
                 split,
             )
         graph = canonicalize(graph, rewrites=rewrites, failed=self.worked_around)

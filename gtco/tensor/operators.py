@@ -159,19 +159,19 @@ OPERATORS: dict[str, OperatorInfo] = {
         "x in layout NCHW or NHWC, read at the points of a grid [N, OH, OW, 2] of (x, y) from -1 "
         "to 1; method nearest or linear; padding (outside the image) zeros, border or reflection",
     ),
+    "resize2d": OperatorInfo(
+        COMPLEX,
+        (1, 1),
+        ("method", "coordinates", "rounding", "cubic_alpha", "layout"),
+        "method nearest, linear or cubic; coordinates half_pixel, align_corners, asymmetric or "
+        "pytorch_half_pixel; the output's shape gives the size",
+    ),
     # opaque: a stage of their own
     "max_pool2d": OperatorInfo(
         OPAQUE, (1, 1), ("kernel", "strides", "padding", "dilation", "layout")
     ),
     "avg_pool2d": OperatorInfo(
         OPAQUE, (1, 1), ("kernel", "strides", "padding", "count_include_pad", "layout")
-    ),
-    "resize2d": OperatorInfo(
-        OPAQUE,
-        (1, 1),
-        ("method", "coordinates", "rounding", "cubic_alpha", "layout"),
-        "method nearest, linear or cubic; coordinates half_pixel, align_corners, asymmetric or "
-        "pytorch_half_pixel; the output's shape gives the size",
     ),
     "scatter": OperatorInfo(
         OPAQUE,

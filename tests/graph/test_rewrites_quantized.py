@@ -13,6 +13,7 @@ from gtco.graph.rewrites import canonicalize
 from gtco.graph.rewrites.one_signedness import one_signedness
 from gtco.graph.rewrites.padded_channels import padded_channels
 from gtco.graph.rewrites.quantizations import quantizations
+from gtco.graph.rewrites.quantized_concat import quantized_concat
 from gtco.graph.rewrites.quantized_pooling import quantized_pooling
 from gtco.graph.rewrites.reciprocal_scales import reciprocal, reciprocal_scales, same_steps
 from gtco.machine.aarch64 import ARM_TARGETS
@@ -169,6 +170,26 @@ def test_a_maximum_is_found_before_it_is_dequantized(scale: float) -> None:
     assert (after.only_user("q").kind == "cast") == (scale > 0)
     given = {"q": np.random.default_rng(fresh_seed()).integers(0, 256, kind.shape).astype(np.uint8)}
     np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
+
+
+@pytest.mark.parametrize("also_read", [False, True])
+def test_parts_are_quantized_before_they_are_joined(also_read: bool) -> None:
+    """If something else reads the floats of the whole, it stays as it is."""
+    shapes = {"a": (3, 5), "b": (3, 2), "c": (3, 9)}
+    before = Graph(tuple(shapes), (), {x: TensorType(shape) for x, shape in shapes.items()})
+    whole = before.add("concat", tuple(shapes), TensorType((3, 16)), axis=1)
+    numbers = number(before, 10.0), number(before, 1e-9), number(before, 7.0)
+    q = before.add("quantize", (whole, *numbers), TensorType((3, 16), "uint8"), min=0.0, max=255.0)
+    before.outputs = (q, before.add("relu", (whole,))) if also_read else (q,)
+    after = quantized_concat(before.check()).check()
+    if also_read:
+        assert after.dump() == before.dump()
+        return
+    assert after.histogram() == {"quantize": 3, "concat": 1}
+    assert after.producer(q).kind == "concat"
+    rng = np.random.default_rng(fresh_seed())
+    given = {x: rng.normal(0, 9, shape).astype(np.float32) for x, shape in shapes.items()}
+    np.testing.assert_array_equal(after.evaluate(given)[q], before.evaluate(given)[q])
 
 
 @pytest.mark.parametrize("scale", [0.037, 0.25, 1.0, 3.1e-4, 7.77e5])

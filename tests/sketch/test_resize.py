@@ -6,8 +6,10 @@ from fractions import Fraction
 from itertools import product
 from math import ceil, floor
 
+import numpy as np
 import pytest
 
+from gtco.graph.fusion.patterns import stage_allowed
 from gtco.machine.target import target
 from gtco.tensor.analysis.resizing import nearest
 from gtco.tensor.sketch.resize import cpu as resize
@@ -147,6 +149,39 @@ def test_prologue_and_epilogue(layout: str) -> None:
         Operator("add", ("y", "f"), "z", y),
     ]
     check(make_stage(operators, {"t": x, "f": y}, []), "x86-64-v3")
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("name", ["x86-64-v3", "icelake-server"])
+def test_8_bits_in_and_out(name: str, layout: str) -> None:
+    """A quantized file rounds before and behind an upsampling."""
+    stage = resizing((9, 20), (18, 40), layout=layout)
+    x, y = stage.types["x"], stage.output.type
+    operators = [
+        Operator("dequantize", ("q", "s", "z"), "x", x),
+        *stage.operators,
+        Operator(
+            "quantize", ("y", "h", "l", "z"), "o", TensorType(y.shape, "uint8"),
+            make_attrs(min=0.0, max=255.0),
+        ),
+    ]  # fmt: skip
+    constants = {"s": 0.037, "z": 100.0, "h": 10.0, "l": 0.0}
+    types = {c: TensorType(()) for c in constants} | {"q": TensorType(x.shape, "uint8")}
+    whole = make_stage(operators, types, [])
+    assert stage_allowed(whole.operators)
+    machine = runnable(name)
+    sketch = resize.match(whole, machine)
+    assert sketch is not None
+    inputs = random_inputs(whole, fresh_seed())
+    for position, tensor in enumerate(i.name for i in whole.inputs):
+        if tensor in constants:
+            inputs[position] = np.array(constants[tensor], np.float32)
+    wanted = reference(whole, inputs)
+    for built in some_kernels(sketch, machine):
+        got = built(*inputs, unaligned=True)
+        # a step where a value lies in the middle of two
+        away = np.abs(got.astype(int) - wanted.astype(int))
+        assert away.max() <= 1 and (away > 0).mean() < 0.001
 
 
 def test_not_its_business() -> None:
