@@ -14,6 +14,8 @@ import numpy
 import onnx
 from tvm import relax
 
+from gtco.frontend.padding import padding
+
 Attributes = Mapping[str, Any]
 QUANTIZED = ("int8", "uint8", "int16", "uint16")
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -114,7 +116,7 @@ def conv_integer(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     convolve = (relax.op.nn.conv1d, relax.op.nn.conv2d, relax.op.nn.conv3d)[space - 1]
     strides = [int(s) for s in attrs.get("strides", [1] * space)]
     dilation = [int(d) for d in attrs.get("dilations", [1] * space)]
-    pads = _pads(_shape(x)[2:], _shape(w)[2:], strides, dilation, attrs)
+    pads = padding(_shape(x)[2:], _shape(w)[2:], strides, dilation, attrs)
     return convolve(
         x, w, strides=strides, padding=pads, dilation=dilation, groups=attrs.get("group", 1)
     )
@@ -139,28 +141,6 @@ def _shifted(builder: Any, x: Any, zero: Any, shape: Sequence[int]) -> Any:
         return x
     wide = builder.emit(relax.op.astype(_reshaped(builder, zero, shape), "int32"))
     return builder.emit(relax.op.subtract(x, wide))
-
-
-def _pads(
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-    attrs: Attributes,
-) -> list[int]:
-    """The padding before all axes, then after them."""
-    auto = attrs.get("auto_pad", b"NOTSET")
-    auto = auto.decode() if isinstance(auto, bytes) else str(auto)
-    if auto not in ("SAME_UPPER", "SAME_LOWER"):
-        given = attrs.get("pads", [0] * (2 * len(sizes))) if auto == "NOTSET" else None
-        return [int(p) for p in given or [0] * (2 * len(sizes))]
-    before, after = [], []
-    for n, k, s, d in zip(sizes, kernel, strides, dilation, strict=True):
-        total = max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n)
-        small, large = total // 2, total - total // 2
-        before.append(small if auto == "SAME_UPPER" else large)
-        after.append(large if auto == "SAME_UPPER" else small)
-    return [*before, *after]
 
 
 # scales and zero points ---------------------------------------------------------------------------
