@@ -27,6 +27,7 @@ from gtco.frontend.dimensions import Shapes
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import import_skeleton
 from gtco.frontend.program_writes import notes_of_writes
+from gtco.frontend.torch_attention import translations
 from gtco.frontend.weights import LARGE
 from gtco.support.errors import ModelError, OptionError, installing
 from gtco.support.nested import call_arguments, named_tensors
@@ -132,6 +133,7 @@ def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.
                 verbose=False,
                 optimize=True,
                 output_names=exported.names,
+                custom_translation_table=translations(torch),
             )
         _restore_input_names(onnx_program.model, program.graph_signature.user_inputs)
         skeleton, weights = _strip(onnx_program.model)
@@ -139,7 +141,7 @@ def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.
         raise ModelError(f"exporting needs {error.name}: {installing('torch')}") from error
     except Exception as error:
         raise ModelError(
-            f"{exported.kind} cannot be exported to ONNX: {_first_line(error)}. Export it "
+            f"{exported.kind} cannot be exported to ONNX: {_reason(error)}. Export it "
             "yourself with torch.onnx.export and give gtco the file"
         ) from error
     _name_dimensions(skeleton.graph, _dimension_names(program))
@@ -407,6 +409,18 @@ def _first_line(error: BaseException) -> str:
     return next(
         (line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__
     )
+
+
+def _reason(error: BaseException) -> str:
+    """The error of torch's exporter, and its first cause: torch names a node and refers to a stack
+    trace, and only the first cause says what is wrong with it.
+    """
+    said, first = _first_line(error), error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    said = said.removesuffix(".").removesuffix("See the stack trace for more information").strip()
+    why = _first_line(first)
+    return said.rstrip(".") if why in said or said in why else f"{said.rstrip('.')}: {why}"
 
 
 @contextlib.contextmanager

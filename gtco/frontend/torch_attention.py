@@ -1,0 +1,55 @@
+"""torch's ``scaled_dot_product_attention`` of tensors without four axes, for torch's ONNX exporter,
+which translates four axes alone (torch 2.13, onnxscript 0.7). One head without a batch has two or
+three axes, and the windows of Hiera have five.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def translations(torch: Any) -> dict[Any, Any]:
+    """What ``torch.onnx.export`` takes as ``custom_translation_table``."""
+    import onnx_ir
+    from onnxscript import opset20 as op
+    from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
+
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """``softmax(scale q k^T + mask) v``, as the exporter writes it for four axes."""
+        ranks = {len(x.shape) for x in (query, key, value)}
+        width = query.shape[-1]
+        if ranks == {4} or enable_gqa or len(ranks) > 1 or not isinstance(width, int):
+            return aten_scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            )
+
+        def constant(number: float) -> Any:
+            return op.Constant(value=onnx_ir.tensor(number, dtype=query.dtype))
+
+        (rank,) = ranks
+        # both operands are scaled, so that products of float16 do not overflow
+        root = constant(math.sqrt(1 / math.sqrt(width) if scale is None else scale))
+        swapped = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
+        scores = op.MatMul(op.Mul(query, root), op.Mul(swapped, root))
+        if is_causal:
+            places = op.Shape(scores, start=rank - 2)
+            attn_mask = op.Cast(
+                op.Trilu(op.Expand(constant(1.0), places), upper=0), to=onnx_ir.DataType.BOOL
+            )
+        if attn_mask is not None and (is_causal or attn_mask.dtype == onnx_ir.DataType.BOOL):
+            attn_mask = op.Where(attn_mask, constant(0.0), constant(float(query.dtype.min)))
+        if attn_mask is not None:
+            scores = op.Add(scores, attn_mask)
+        return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+    return {torch.ops.aten.scaled_dot_product_attention.default: attention}
