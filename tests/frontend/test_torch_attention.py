@@ -53,6 +53,6 @@ def test_causal() -> None:
 
 def test_an_error_of_the_exporter_says_its_first_cause() -> None:
     q, k, v = (torch.randn(1, 1, heads, 5, 16) for heads in (4, 2, 2))
-    with pytest.raises(ModelError, match="scaled_dot_product_attention.*: only 4D query") as error:
+    with pytest.raises(ModelError, match=r"scaled_dot_product_attention.*: only 4D query") as error:
         load_pytorch(Attention(enable_gqa=True), (q, k, v))
     assert "stack trace" not in str(error.value)

@@ -60,6 +60,7 @@ from gtco.frontend.expansion.quantized_products import (
     qlinear_conv,
     qlinear_matmul,
 )
+from gtco.frontend.expansion.recurrent import recurrent
 from gtco.frontend.expansion.walk import Key, Rule
 from gtco.frontend.expansion.writer import MICROSOFT
 
@@ -70,6 +71,9 @@ RULES: Mapping[Key, Rule] = {
     ("", "DFT"): dft,
     ("", "STFT"): stft,
     ("", "DeformConv"): deform_conv,
+    ("", "LSTM"): recurrent,
+    ("", "GRU"): recurrent,
+    ("", "RNN"): recurrent,
     ("", "QLinearConv"): qlinear_conv,
     ("", "QLinearMatMul"): qlinear_matmul,
     (MICROSOFT, "Attention"): attention,
