@@ -70,6 +70,28 @@ def lowered(
     return graph, list(graph.evaluate(feed).values()), session.run(None, feed)
 
 
+@pytest.mark.parametrize(
+    ("taken", "shape", "gathers"),
+    [
+        (np.arange(12).reshape(2, 6, 1), (12,), 0),
+        (np.arange(4).reshape(2, 2), (3, 4), 0),
+        (np.array([0, 2, 1, 3]), (3, 4), 1),
+        (np.arange(3), (3, 4), 1),
+    ],
+    ids=["one axis", "the last axis", "another order", "a part"],
+)
+def test_all_elements_in_their_order_are_no_gather(taken, shape, gathers) -> None:
+    """torch's exporter writes as_strided as a Gather of all elements, as DaViT and MaxViT have it.
+    The proof that samples are apart reads the graph before the rewrites.
+    """
+    model = single([helper.make_node("Gather", ["x", "i"], ["y"], axis=-1)], {"i": taken}, shape)
+    graph = lower(load_onnx(model, simplify=False))
+    found = [op for op in graph.operators.values() if op.kind == "gather" and "x" in op.inputs]
+    assert len(found) == gathers
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    np.testing.assert_array_equal(graph.evaluate({"x": x})["y"], np.take(x, taken, axis=-1))
+
+
 PADS = np.array([0, 0, 1, 0, 0, 0, 2, 3])
 
 

@@ -72,7 +72,7 @@ def _gather_elements(lowering: Lowering, call: relax.Call) -> Any:
     x, indices = (lowering.value(argument) for argument in call.args[:2])
     shape, taken = lowering.type(x).shape, tuple(map(int, lowering.type(indices).shape))
     axis = integer(call.attrs.axis) % len(shape)
-    indices = _signed(lowering, indices)
+    indices = signed(lowering, indices)
     if 0 in taken or shape[:axis] + shape[axis + 1 :] != taken[:axis] + taken[axis + 1 :]:
         return None
     source, places = _origin(lowering, indices)
@@ -85,7 +85,7 @@ def _gather_elements(lowering: Lowering, call: relax.Call) -> Any:
     return lowering.emit("gather", (x, lowering.reshape(source, (vector.size,))), axis=axis)
 
 
-def _signed(lowering: Lowering, indices: str) -> str:
+def signed(lowering: Lowering, indices: str) -> str:
     """The indices before the importer made the negative ones positive. A gather does
     that itself.
     """
@@ -98,8 +98,16 @@ def _signed(lowering: Lowering, indices: str) -> str:
     if test is None or counted is None or (test.kind, counted.kind) != ("less", "add"):
         return indices
     zero = lowering.array(test.inputs[1])
-    known = test.inputs[0] == counted.inputs[0] == given
+    known = all(_same(lowering, op.inputs[0], given) for op in (test, counted))
     return given if known and zero is not None and not zero.any() else indices
+
+
+def _same(lowering: Lowering, one: str, other: str) -> bool:
+    """True if both are one tensor, or constants of the same values: each use of a constant in Relax
+    has a name of its own.
+    """
+    a, b = lowering.array(one), lowering.array(other)
+    return one == other or (a is not None and b is not None and numpy.array_equal(a, b))
 
 
 def _origin(lowering: Lowering, tensor: str) -> tuple[str, numpy.ndarray]:

@@ -19,7 +19,7 @@ from gtco.graph.lower.context import result_type as _type
 from gtco.graph.lower.einsum import einsum
 from gtco.graph.lower.indexing import INDEXING_RULES
 from gtco.graph.lower.layers import LAYER_RULES
-from gtco.graph.lower.movement import MOVEMENT_RULES
+from gtco.graph.lower.movement import MOVEMENT_RULES, signed
 from gtco.graph.lower.quantization import QUANTIZATION_RULES
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import TensorType
@@ -138,7 +138,14 @@ def _gather(lowering: Lowering, call: relax.Call) -> str:
     if axis is None:
         x, axis = lowering.reshape(x, (prod(map(int, lowering.type(x).shape)),)), 0
     indices = _tensor(lowering, call.args[1], "int64")
-    return lowering.emit("gather", (x, indices), axis=integer(axis) % len(lowering.type(x).shape))
+    axis = integer(axis) % len(lowering.type(x).shape)
+    shape, known = lowering.type(x).shape, lowering.array(signed(lowering, indices))
+    if known is not None and known.size == shape[axis]:
+        # All elements in their order, as torch's exporter writes as_strided. The proof that samples
+        # are apart (graph/samples.py) reads the graph as it is here.
+        if numpy.array_equal(known.reshape(-1), numpy.arange(known.size)):
+            return lowering.reshape(x, (*shape[:axis], *known.shape, *shape[axis + 1 :]))
+    return lowering.emit("gather", (x, indices), axis=axis)
 
 
 def _index_tensor(lowering: Lowering, call: relax.Call) -> Any:
