@@ -7,7 +7,8 @@ from typing import Any
 
 from gtco.codegen import tiles
 from gtco.codegen.cuda import Compiler, gpu_code, listing
-from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel, ProgramJob
+from gtco.codegen.generalize import generalized, outline
+from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel, Outlined, ProgramJob
 from gtco.codegen.llvm import lower, object_code
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.machine.gpu import GpuTarget
@@ -49,17 +50,24 @@ def program_of(job: Job, space: Space) -> Program | CudaProgram | Rejection:
 
 
 def _kernel(job: Job, program: Program, target: Target) -> Kernel:
-    text = lower([program.function], target).script() if job.text else ""
-    return Kernel(
-        job.symbol,
-        object_code([program.function], target),
-        program.tasks,
-        program.workspace,
-        dict(program.packings),
-        text,
-        tiles.used(program.function),
-        program.lines or program_lines(program.function, program.tasks),
-    )
+    function, packings = program.function, dict(program.packings)
+    used = tiles.used(function)
+    lines = program.lines or program_lines(function, program.tasks)
+    if job.outlined:
+        return Outlined(
+            symbol=job.symbol,
+            tasks=program.tasks,
+            workspace=program.workspace,
+            packings=packings,
+            tiles=used,
+            lines=lines,
+            outline=outline(function),
+        )
+    if job.arguments is not None:
+        function = generalized(function, job.arguments)
+    text = lower([function], target).script() if job.text else ""
+    code = object_code([function], target)
+    return Kernel(job.symbol, code, program.tasks, program.workspace, packings, text, used, lines)
 
 
 def gpu_kernel(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gtco.codegen.nvrtc import Image
+from gtco.codegen.outlines import Arguments, Outline
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
 from gtco.tensor.cuda.program import CudaProgram
@@ -20,7 +21,8 @@ from gtco.tensor.stage import Stage
 @dataclass(frozen=True)
 class Job:
     """A kernel to build. ``text``: give also the lowered TIR or the CUDA C++, for a dump. ``ptx``:
-    for a kernel for GPUs, give PTX beside its machine code.
+    for a kernel for GPUs, give PTX beside its machine code. ``arguments``: which of its numbers it
+    reads from an array. ``outlined``: build no code, and give an :class:`Outlined`.
     """
 
     symbol: str
@@ -29,6 +31,8 @@ class Job:
     target: Machine
     text: bool = False
     ptx: bool = False
+    arguments: Arguments | None = None
+    outlined: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ class ProgramJob:
 @dataclass(frozen=True)
 class Kernel:
     """A built kernel: its object file, what the runtime must know, and the layouts of its constant
-    inputs. ``tiles``: it multiplies in the tile unit. ``lines``: its loops in words.
+    inputs. ``tiles``: it multiplies in the tile unit. ``lines``: its loops in words. ``numbers``
+    (of the dtype ``numbers_dtype``): what it reads from the array that is its last buffer;
+    without a dtype it has no such array.
     """
 
     symbol: str
@@ -57,10 +63,22 @@ class Kernel:
     text: str = ""
     tiles: bool = False
     lines: tuple[Line, ...] = ()
+    numbers: tuple[int, ...] = ()
+    numbers_dtype: str = ""
 
     @property
     def nbytes(self) -> int:
         return len(self.code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlined(Kernel):
+    """A kernel that was not compiled: its outline, and what a :class:`Kernel` says beside its
+    code.
+    """
+
+    outline: Outline
+    code: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)

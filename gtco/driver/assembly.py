@@ -69,7 +69,7 @@ def assemble(
         "name": name,
         "inputs": _specs(graph, graph.inputs),
         "outputs": _specs(graph, graph.outputs),
-        "steps": _steps(generated, generated.kernels, places, weights.place),
+        "steps": _steps(generated, generated.kernels, places, weights.place, weights.numbers),
         "arena_bytes": places.arena_bytes,
         "weights": weights.packed(),
         "metadata": {
@@ -170,7 +170,7 @@ def assemble_variants(
             Variant(
                 _specs(part.graph, part.graph.inputs),
                 _specs(part.graph, part.graph.outputs),
-                _steps(made, used, places, place),
+                _steps(made, used, places, place, weights.numbers),
                 places.arena_bytes,
                 part.sizes,
             )
@@ -284,9 +284,13 @@ def _steps(
     kernels: Mapping[str, Kernel],
     places: _Places,
     weight: Callable[[str, Packing | None], BufferRef],
+    numbers: Callable[[Kernel], BufferRef],
 ) -> tuple[Any, ...]:
-    """The stages in order, each as a step. ``weight`` gives a constant in a layout its place."""
+    """The stages in order, each as a step. ``weight`` gives a constant in a layout its place, and
+    ``numbers`` gives one to those that a kernel reads.
+    """
     steps: list[Any] = []
+    # kernels of several sizes read their numbers behind all other buffers
     for number, stage in enumerate(generated.stages):
         kernel = kernels[stage.key]
         buffers = [
@@ -299,8 +303,10 @@ def _steps(
             **describe(stage, generated.choices[stage.key]),
             **origins(stage, kernel.packings),
         }
-        buffers += places.between.get(number, ())
-        steps.append(step_of(kernel, (*buffers, places[stage.output.output]), info))
+        buffers += (*places.between.get(number, ()), places[stage.output.output])
+        if kernel.numbers_dtype:
+            buffers.append(numbers(kernel))
+        steps.append(step_of(kernel, tuple(buffers), info))
     return tuple(steps)
 
 
@@ -457,6 +463,13 @@ class _Weights:
             self.size = round_up(self.size + items * array.itemsize)
             self.formats[str(array.dtype)] += items * array.itemsize
         return BufferRef("weight", self.offsets[name, packing])
+
+    def numbers(self, kernel: Kernel) -> BufferRef:
+        """The place of what a kernel of several sizes reads at one of them."""
+        array = np.array(kernel.numbers, kernel.numbers_dtype)
+        name = f"numbers {kernel.numbers_dtype} {kernel.numbers}"  # no constant has a name like it
+        self.constants[name] = array
+        return self.place(name, None)
 
     def packed(self) -> list[tuple[int, np.ndarray]]:
         """Packs all constants, and releases each one when its last layout is made."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -37,6 +38,7 @@ from gtco.support.errors import (
     guarded,
 )
 from gtco.support.options import GPU_PRECISIONS, CompileOptions
+from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ class Compilation:
         self.generated: Generated
         self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
         self.launching: Launching | None = None  # of a model for GPUs
+        self.repeats = False  # may it have the stages of another size?
 
     def lower(self, machine: Machine) -> Graph:
         """The step from the model to its graph, before any rewrite."""
@@ -129,7 +132,10 @@ class Compilation:
     def build(self, workers: Workers) -> None:
         """The step from the stages to the kernels that the policy picks."""
         with self.phase("generate") as say:
-            self.generated = made = self.generate(list(self.found.stages), self.policy, workers)
+            picks = self.shared.picks if self.shared else {}
+            self.generated = made = self.generate(
+                list(self.found.stages), self.policy, workers, picks
+            )
             if self.shared is not None:
                 self.shared.layouts.add(made.stages, made.kernels, self.graph.constants)
             code = sum(k.nbytes for k in self.generated.kernels.values())
@@ -392,10 +398,14 @@ class Compilation:
         """
         from gtco.graph.fusion.stages import CLOSE, fuse
 
-        base = policy.policy
+        base, ends = policy.policy, policy.ends(whole.key)
+        if self.repeats and not ends and (found := self._repeated(whole, base)) is not None:
+            self.dump("5-stages.txt", found[1].text())
+            return found
         try:
             graph, result = fuse(whole, base.predict, base.floor, base.possible)
-            for end in policy.ends(whole.key):
+            self._searched(whole, result)
+            for end in ends:
                 if policy.chosen(result.stages, end):
                     break
                 price, may = policy.found_again(end), policy.possible
@@ -411,13 +421,44 @@ class Compilation:
         self.dump("5-stages.txt", result.text())
         return graph, result
 
-    def generate(self, stages: list[Stage], policy: RecordedPolicy, workers: Workers) -> Generated:
-        """Stages -> kernels, in the worker processes."""
+    def _repeated(self, whole: Graph, policy: Policy) -> tuple[Graph, Partition] | None:
+        """The cheapest of the partitions that other sizes have; None if none is for this graph."""
+        from gtco.graph.fusion.repeat import cheapest, skeleton
+
+        assert self.shared is not None
+        known = self.shared.partitions.get(skeleton(whole), ())
+        return cheapest(whole, known, policy.predict)
+
+    def _searched(self, whole: Graph, found: Partition) -> None:
+        """Keeps a partition for other sizes."""
+        from gtco.graph.fusion.repeat import skeleton
+
+        if self.shared is not None:
+            known = self.shared.partitions.setdefault(skeleton(whole), [])
+            as_known = (found.members, found.apart, found.single)
+            if as_known not in [(each.members, each.apart, each.single) for each in known]:
+                known.append(found)
+
+    def generate(
+        self,
+        stages: list[Stage],
+        policy: RecordedPolicy,
+        workers: Workers,
+        picks: Mapping[str, Pick] = MappingProxyType({}),
+    ) -> Generated:
+        """Stages -> kernels, in the worker processes. ``picks``: the choices that stand already, by
+        the stage's key.
+        """
         from gtco.search.gpu.stand_ins import stand_ins
 
         choose: Choose = policy.choose
         if (shared := self.shared) is not None:
-            choose = partial(shared.layouts.choose, policy, shared.kernels, self.graph.constants)
+            others = partial(shared.layouts.choose, policy, shared.kernels, self.graph.constants)
+
+            def choose(stage: Stage, without: Collection[str]) -> Pick | None:
+                there = picks.get(stage.key)
+                return there if there is not None and not without else others(stage, without)
+
         result = generate(
             stages,
             choose,

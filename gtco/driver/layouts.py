@@ -61,7 +61,7 @@ class Layouts:
         there = built.get(stage.key)
         if best is None or (there and there[0] == best.config):
             return best
-        if there is None and self._fits(best, stage, constants):
+        if there is None and self.fits(best, stage, constants):
             return best
         promising = policy.best(stage, LOOKED_AT, without)
         if best.config != promising[0].config:  # it was measured
@@ -69,9 +69,9 @@ class Layouts:
         if there is not None and there[0].sketch not in without:
             return priced(policy, space_of(stage, policy.target), there[0]) or best
         close = [pick for pick in promising if pick.seconds <= CLOSE * best.seconds]
-        return next((pick for pick in close if self._fits(pick, stage, constants)), best)
+        return next((pick for pick in close if self.fits(pick, stage, constants)), best)
 
-    def _fits(self, pick: Pick, stage: Stage, constants: Mapping[str, np.ndarray]) -> bool:
+    def fits(self, pick: Pick, stage: Stage, constants: Mapping[str, np.ndarray]) -> bool:
         """True if the pick brings no further layout of a constant that has one."""
         return all(
             not (known := self._known.get(id(constants.get(name)))) or packing in known

@@ -15,6 +15,7 @@ from gtco.driver.checks import check_dump, is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier
 from gtco.driver.compiled import CompileReport
 from gtco.driver.shared import Shared
+from gtco.driver.sharing import FEW, Sharing, searched
 from gtco.driver.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import build_artifact
@@ -115,12 +116,32 @@ class Library:
                 if after is None:
                     raise refusal(self._given, way, reason) from None
                 self._leave_for(after)
+        if self.range is None and len(self.sizes) > FEW and isinstance(machine, Target):
+            self._prepare_many(machine, records, workers)
         for run in self.compilations:
-            if self.range is None:
-                run.prepare(machine, records, workers)
-            else:
+            if hasattr(run, "found"):
                 run.build(workers)
+            else:
+                run.prepare(machine, records, workers)
             run.report.notes[:0] = notes(self._way, self._reasons)
+
+    def _prepare_many(self, machine: Target, records: Records | None, workers: Workers) -> None:
+        """With many sizes: the steps from the model to the stages of each, and the kernels that
+        they share. Few of the sizes are searched in full, and these go first.
+        """
+        first, sharing = searched(self.sizes), Sharing()
+        rest = [number for number in range(len(self.sizes)) if number not in first]
+        for number in (*first, *rest):
+            run = self.compilations[number]
+            run.repeats = number not in first
+            run.partition(machine, records)
+            sharing.outline(run, workers)
+        run = self.compilations[0]
+        with run.phase("generate") as say:
+            made = sharing.compile(
+                run, workers, lambda text: run.progress("generate", None, text)
+            )
+            say(f"{made} kernels for {len(sharing.stages)} stages of {len(self.sizes)} sizes")
 
     def _leave_for(self, way: Dims) -> None:
         """Takes another way. A model that was lowered for the one before stays where the new one

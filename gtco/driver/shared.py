@@ -12,9 +12,11 @@ from gtco.driver.layouts import Layouts
 
 if TYPE_CHECKING:
     from gtco.codegen.jobs import Kernel
+    from gtco.graph.fusion.repeat import Skeleton
+    from gtco.graph.fusion.stages import Partition
     from gtco.graph.graph import Graph
     from gtco.search.policy import Policy
-    from gtco.tensor.space import Config
+    from gtco.tensor.space import Config, Pick
 
 
 class Shared:
@@ -23,13 +25,18 @@ class Shared:
       of 64 columns has the price of one with 1 image of 256;
     - the model as it was read (:meth:`read`);
     - constants with equal contents as one array (:meth:`unite`);
-    - ``layouts``: those in which constants are kept so far.
+    - ``layouts``: those in which constants are kept so far;
+    - ``picks``: the choices for ``kernels`` that several sizes have together
+      (:mod:`gtco.driver.sharing`), by the stage's key;
+    - ``partitions``: those that were searched, by the graph without its sizes.
     """
 
     def __init__(self) -> None:
         self.kernels: dict[str, tuple[Config, Kernel]] = {}
         self.policy: Policy | None = None
         self.layouts = Layouts()
+        self.picks: dict[str, Pick] = {}
+        self.partitions: dict[Skeleton, list[Partition]] = {}
         self._source: Any = None
         self._arrays: dict[tuple[Any, ...], np.ndarray] = {}
         self._united: set[int] = set()  # the ids of these arrays
@@ -54,6 +61,8 @@ class Shared:
         self.kernels.clear()
         self.policy = None
         self.layouts = Layouts()
+        self.picks.clear()
+        self.partitions.clear()
         self._source = None
         self._arrays.clear()
         self._united.clear()

@@ -122,6 +122,11 @@ def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
                 weights.append((end, packed))
                 end = round_up(end + packed.nbytes)
             buffers.append(BufferRef("output", len(outputs)))
+            if kernel.numbers_dtype:
+                read = np.array(kernel.numbers, kernel.numbers_dtype)
+                buffers.append(BufferRef("weight", end))
+                weights.append((end, read))
+                end = round_up(end + read.nbytes)
             outputs.append(_spec(f"y{len(outputs)}", trial.stage.output.type))
             group.append(len(steps))
             steps.append(Step(kernel.symbol, tuple(buffers), kernel.tasks, kernel.workspace))

@@ -42,7 +42,11 @@ class Partition:
     - ``unique``: the number of different stages in the result;
     - ``elapsed``: seconds of the whole search;
     - ``cost_elapsed``: those of them inside the cost function;
-    - ``notes``: where the search was cut short; empty means that the result is the optimum.
+    - ``notes``: where the search was cut short; empty means that the result is the optimum;
+    - ``members``: the outputs of each stage's operators in the graph, in order;
+    - ``apart``: the attentions that were taken apart for it, kind by kind;
+    - ``single``: the movement that was kept single while other movement was copied; None if none
+      was copied.
     """
 
     stages: tuple[Stage, ...]
@@ -55,6 +59,9 @@ class Partition:
     elapsed: float = 0.0
     cost_elapsed: float = 0.0
     notes: tuple[str, ...] = ()
+    members: tuple[tuple[str, ...], ...] = ()
+    apart: tuple[tuple[str, ...], ...] = ()
+    single: frozenset[str] | None = None
 
     def weights(self) -> dict[str, int]:
         """How often each different stage occurs, by ``Stage.key``, in order of first use."""
@@ -123,6 +130,7 @@ def partition(
         elapsed=time.perf_counter() - start,
         cost_elapsed=pricer.elapsed - cost_elapsed,
         notes=search.notes,
+        members=tuple(tuple(op.output for op in stage.operators) for stage in chosen),
     )
 
 
@@ -150,6 +158,7 @@ def fuse(
         pricer = Pricer(cost)
         best = _fuse(graph, pricer, floor, possible)
         rounds = [best[1]]
+        apart: tuple[tuple[str, ...], ...] = ()
         for alone, attentions in kinds_of_attention(graph):
             # alone first, because a search of the whole graph takes seconds
             share, spent = _apart(alone, pricer, floor, possible)
@@ -160,7 +169,8 @@ def fuse(
             found = _fuse(other, pricer, floor, possible)
             rounds.append(found[1])
             if found[1].seconds < best[1].seconds:
-                graph, best = other, found
+                graph, best = other, (found[0], replace(found[1], apart=(*apart, tuple(attentions))))
+                apart = best[1].apart
         return best[0], _together(best[1], rounds)
 
 
@@ -228,7 +238,7 @@ def _fuse(
         found = partition(copied, pricer, floor, possible)
         rounds.append(found)
         if found.seconds < best[1].seconds:
-            best = (copied, found)
+            best = (copied, replace(found, single=frozenset(keep)))
         vain = copied_in_vain(graph, found.stages) - keep
         if not vain:
             break

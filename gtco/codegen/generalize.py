@@ -1,0 +1,407 @@
+"""One kernel for stages of many sizes: kernels that differ in numbers alone become one that reads
+these numbers from an array.
+
+Helix's kernels take their sizes as arguments. Here such kernels are found, and no sketch knows of
+them. A kernel's TIR is walked as a tree, whose *outline* is the tree with its numbers left out.
+Kernels with equal outlines compute the same with other extents, strides and offsets
+(anti-unification of their trees). Where all of them have the same number it stays a constant.
+Numbers that differ in the same way are one argument. A stage's arguments are an array of constants
+beside its weights, so that a library's runtime knows nothing of them.
+
+::
+
+    for i in range(40): y[i * 320] = x[i * 96]        numbers (40, 320, 96)
+    for i in range(10): y[i * 80] = x[i * 96]         numbers (10, 80, 96)
+
+    n0, n1 = max(numbers[0], 1), max(numbers[1], 1)   arguments (40, 320) and (10, 80)
+    for i in range(n0): y[i * n1] = x[i * 96]
+
+Some numbers belong to the outline, so kernels that differ in them stay apart:
+
+- what LLVM or the machine needs as a constant: lanes, immediates, the extents of vectors and of
+  unrolled loops, the sizes of arrays;
+- indices of arrays that are to lie in registers, with the extents of the loops that make them;
+- divisors of vectors, since a machine has no division of integer vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from gtco.codegen.outlines import Arguments, Outline
+
+INDEX_TYPES = ("int32", "int64")
+SERIAL = 0  # tirx.ForKind
+REGISTERS = "local"  # the scope of arrays that LLVM keeps in registers
+DIVISIONS = ("prim.FloorDiv", "prim.FloorMod", "prim.Div", "prim.Mod")
+_IGNORED = {"span"}  # fields that mean nothing
+
+
+def outline(function: Any) -> Outline:
+    """The outline of a kernel, a ``PrimFunc`` as a sketch makes it."""
+    # the kernel's name is an attribute, and says nothing of what it computes
+    nameless = function.without_attr("global_symbol")
+    walk = _Walk(json.loads(tvm.ir.save_json(nameless)))
+    walk.function()
+    digest = hashlib.sha256("\0".join(walk.tokens).encode()).hexdigest()
+    return Outline(digest[:16], tuple(walk.numbers))
+
+
+def generalized(function: Any, wanted: Arguments) -> Any:
+    """``function`` with arguments for some of its numbers: it has one more buffer, the array of
+    them, behind all others.
+
+    It keeps the name and the attributes.
+    """
+    graph = json.loads(tvm.ir.save_json(function))
+    walk = _Walk(graph)
+    names = {}
+    for column in range(len(wanted.least)):
+        names[column] = walk.variable(f"n{column}", "int32" if wanted.dtype == "int32" else "int64")
+    walk.replaced = {place: names[column] for place, column in wanted.columns.items()}
+    body = walk.function()
+    root = graph["nodes"][graph["root_index"]]["data"]
+    root["body"] = body
+    # the variables are parameters until the body is here
+    root["params"] = walk.add("ffi.Array", [*walk.children(root["params"]), *names.values()])
+    loaded = tvm.ir.load_json(json.dumps(graph))
+    count = len(loaded.params) - len(names)
+    params, made = list(loaded.params[:count]), loaded.params[count:]
+    return _with_array(function, params, made, loaded.body, wanted)
+
+
+def _with_array(
+    function: Any, params: list[Any], variables: Sequence[Any], body: Any, wanted: Arguments
+) -> Any:
+    pointer = tirx.Var("numbers", tvm.ir.PointerType(tvm.ir.PrimType(wanted.dtype), "global"))
+    buffer = tirx.decl_buffer((max(len(variables), 1),), wanted.dtype, "numbers", data=pointer)
+    first: list[Any] = [tirx.DeclBuffer(buffer, data=pointer)]
+    for column, variable in enumerate(variables):
+        value = buffer[column]
+        if wanted.least[column] >= 0:
+            # What TVM knows of signs keeps divisions and bounds of loops simple.
+            value = tirx.Max(value, tirx.IntImm(wanted.dtype, wanted.least[column]))
+        first.append(tirx.Bind(variable, value))
+    # buffers, then the thread's scratch and the range of tasks
+    params[-3:-3] = [pointer]
+    made = tirx.PrimFunc(params, tirx.SeqStmt([*first, body]), function.ret_type, function.attrs)
+    return made
+
+
+@dataclass
+class _Walk:
+    """A walk through a kernel's nodes, as TVM's JSON has them. It collects tokens and numbers, and
+    it rebuilds the tree where numbers are ``replaced`` by variables.
+    """
+
+    graph: dict[str, Any]
+    tokens: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    replaced: Mapping[int, int] = field(default_factory=dict)  # by a number's place, the variable
+    seen: dict[int, int] = field(default_factory=dict)  # variables, by their node
+    in_registers: set[int] = field(default_factory=set)  # variables that index registers
+
+    def __post_init__(self) -> None:
+        self.nodes: list[dict[str, Any]] = self.graph["nodes"]
+        self._find_register_indices()
+
+    # what stands in a node ------------------------------------------------------------------------
+    def data(self, index: int) -> Any:
+        return self.nodes[index].get("data")
+
+    def children(self, index: int) -> list[int]:
+        found: list[int] = self.data(index)
+        return found
+
+    def add(self, kind: str, data: Any) -> int:
+        self.nodes.append({"type": kind, "data": data})
+        return len(self.nodes) - 1
+
+    def variable(self, name: str, dtype: str) -> int:
+        missing = next(n for n, node in enumerate(self.nodes) if node["type"] == "None")
+        type_ = self.add("ir.PrimType", {"span": missing, "dtype": dtype})
+        text = self.add("ffi.String", name)
+        return self.add("ir.Var", {"span": missing, "ty": type_, "name": text})
+
+    def dtype(self, index: int) -> str:
+        """Of an expression; "" if it is no number."""
+        type_ = self.nodes[self.data(index)["ty"]]
+        return str(type_["data"]["dtype"]) if type_["type"] == "ir.PrimType" else ""
+
+    def value(self, index: int) -> Any:
+        """Of an immediate. TVM's JSON shares the nodes of its integers, too."""
+        found = self.data(index)["value"]
+        if self.nodes[index]["type"] == "ir.IntImm":
+            return self.data(found)
+        return found
+
+    def scope(self, buffer: int) -> str:
+        type_ = self.data(self.data(buffer)["ty"])
+        return str(self.data(type_["storage_scope"])) if "storage_scope" in type_ else ""
+
+    def _find_register_indices(self) -> None:
+        values = {
+            node["data"]["var"]: node["data"]["value"]
+            for node in self.nodes
+            if node["type"] == "tirx.Bind"
+        }
+        todo = [
+            node["data"]["indices"]
+            for node in self.nodes
+            if node["type"] in ("ir.TensorLoad", "tirx.BufferStore")
+            and self.scope(node["data"]["source" if "source" in node["data"] else "buffer"])
+            == REGISTERS
+        ]
+        done: set[int] = set()
+        while todo:
+            index = todo.pop()
+            if index in done:
+                continue
+            done.add(index)
+            node = self.nodes[index]
+            if node["type"] == "ir.Var":
+                self.in_registers.add(index)
+                if index in values:
+                    todo.append(values[index])
+            elif node["type"] == "ffi.Array":
+                todo += node["data"]
+            elif node["type"].startswith("prim."):
+                todo += [node["data"][name] for name in OPERANDS if name in node["data"]]
+
+    # the walk -------------------------------------------------------------------------------------
+    def function(self) -> int:
+        """Walks the whole kernel, and gives its body's node."""
+        root = self.data(self.graph["root_index"])
+        for param in self.children(root["params"]):
+            self.visit(param, False)
+        self.whole(root["attrs"])
+        return self.visit(root["body"], False)
+
+    def whole(self, index: int) -> None:
+        """Takes a node into the outline with everything in it."""
+        node = self.nodes[index]
+        self.tokens.append(node["type"])
+        data = node.get("data")
+        match node["type"]:
+            case "ir.Var":
+                self.visit(index, False)
+            case "ffi.Array":
+                for child in data:
+                    self.whole(child)
+            case "ffi.Map":
+                for child in data:
+                    self.whole(child)
+            case _ if isinstance(data, dict):
+                for name, child in data.items():
+                    if name in _IGNORED:
+                        continue
+                    self.tokens.append(name)
+                    if name in PLAIN.get(node["type"], ()) or not isinstance(child, int):
+                        self.tokens.append(repr(child))
+                    elif isinstance(child, bool):
+                        self.tokens.append(repr(child))
+                    else:
+                        self.whole(child)
+            case _:
+                self.tokens.append(repr(data))
+
+    def visit(self, index: int, free: bool) -> int:
+        """Walks a node. ``free``: its numbers may become arguments. Gives the node in its place."""
+        node = self.nodes[index]
+        kind = node["type"]
+        visit: Callable[[int, bool], int] | None = getattr(
+            self, "_" + kind.replace(".", "_").lower(), None
+        )
+        if visit is not None:
+            return visit(index, free)
+        if kind.startswith("prim."):
+            return self._expression(index, free)
+        self.whole(index)
+        return index
+
+    def changed(self, index: int, **fields: int) -> int:
+        """The node with other children."""
+        data = self.data(index)
+        if all(data[name] == child for name, child in fields.items()):
+            return index
+        return self.add(self.nodes[index]["type"], {**data, **fields})
+
+    def many(self, index: int, free: bool) -> int:
+        before = self.children(index)
+        after = [self.visit(child, free) for child in before]
+        return index if after == before else self.add(self.nodes[index]["type"], after)
+
+    def _ir_var(self, index: int, free: bool) -> int:
+        known = self.seen.get(index)
+        if known is None:
+            self.seen[index] = len(self.seen)
+            type_ = self.nodes[self.data(index)["ty"]]
+            if type_["type"] == "tirx.BufferType":  # its shape says nothing to LLVM
+                self.tokens.append(f"buffer {self.dtype_of_buffer(index)} {self.scope(index)}")
+            else:
+                self.whole(self.data(index)["ty"])
+        self.tokens.append(f"v{self.seen[index]}")
+        return index
+
+    def dtype_of_buffer(self, index: int) -> str:
+        return str(self.data(self.data(self.data(index)["ty"])["dtype"])["dtype"])
+
+    def _ir_intimm(self, index: int, free: bool) -> int:
+        dtype, value = self.dtype(index), self.value(index)
+        if not free or dtype not in INDEX_TYPES:
+            self.tokens.append(f"{dtype} {value}")
+            return index
+        return self._number(index, dtype, value)
+
+    def _number(self, index: int, dtype: str, value: int) -> int:
+        self.tokens.append(f"{dtype} #")
+        self.numbers.append(value)
+        variable = self.replaced.get(len(self.numbers) - 1)
+        if variable is None:
+            return index
+        return variable if self.dtype(variable) == dtype else self._cast(index, variable)
+
+    def _cast(self, index: int, variable: int) -> int:
+        missing = self.data(index)["span"]
+        type_ = self.data(index)["ty"]
+        return self.add("prim.Cast", {"span": missing, "ty": type_, "value": variable})
+
+    def _ir_floatimm(self, index: int, free: bool) -> int:
+        self.tokens.append(f"{self.dtype(index)} {self.value(index)!r}")
+        return index
+
+    def _expression(self, index: int, free: bool) -> int:
+        node = self.nodes[index]
+        data, kind = node["data"], node["type"]
+        vector = "x" in self.dtype(index)
+        self.tokens.append(f"{kind} {self.dtype(index)}")
+        fields = {}
+        for name in OPERANDS:
+            if name in data:
+                divides = kind in DIVISIONS and name == "b" and vector
+                fields[name] = self.visit(data[name], free and not divides)
+        for name in data.keys() - fields.keys() - {"span", "ty"}:  # lanes, indices of a shuffle
+            self.tokens.append(name)
+            self.whole(data[name])
+        return self.changed(index, **fields)
+
+    def _prim_ramp(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append(f"ramp {self.dtype(index)}")
+        base = self.visit(data["base"], free)
+        self.whole(data["stride"])
+        return self.changed(index, base=base)
+
+    def _prim_shuffle(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append(f"shuffle {self.dtype(index)}")
+        vectors = self.many(data["vectors"], free)
+        self.whole(data["indices"])
+        return self.changed(index, vectors=vectors)
+
+    def _ir_tensorload(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append("load")
+        self.visit(data["source"], False)
+        inside = self.scope(data["source"]) == REGISTERS
+        return self.changed(index, indices=self.many(data["indices"], not inside))
+
+    def _tirx_bufferstore(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append("store")
+        self.visit(data["buffer"], False)
+        inside = self.scope(data["buffer"]) == REGISTERS
+        indices = self.many(data["indices"], not inside)
+        return self.changed(index, indices=indices, value=self.visit(data["value"], True))
+
+    def _ir_call(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append(f"call {self.dtype(index)}")
+        self.whole(data["op"])
+        name = self.data(data["op"]) if self.nodes[data["op"]]["type"] == "ir.Op" else ""
+        before = self.children(data["args"])
+        self.tokens.append(str(len(before)))
+        # a number that is itself an argument may be an immediate of an instruction
+        after = [
+            self.visit(
+                child,
+                name in FREE_CALLS or self.nodes[child]["type"] not in ("ir.IntImm", "prim.Broadcast"),
+            )
+            for child in before
+        ]
+        self.whole(data["attrs"])
+        if after == before:
+            return index
+        return self.changed(index, args=self.add("ffi.Array", after))
+
+    def _tirx_bind(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append("bind")
+        self.visit(data["var"], False)
+        value = self.visit(data["value"], data["var"] not in self.in_registers)
+        return self.changed(index, value=value)
+
+    def _tirx_for(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append(f"for {data['kind']}")
+        self.visit(data["loop_var"], False)
+        runs = data["kind"] == SERIAL and data["loop_var"] not in self.in_registers
+        least = self.visit(data["min"], runs)
+        extent = self.visit(data["extent"], runs)
+        self.whole(data["thread_binding"])
+        self.whole(data["annotations"])
+        self.whole(data["step"])
+        return self.changed(index, min=least, extent=extent, body=self.visit(data["body"], False))
+
+    def _tirx_seqstmt(self, index: int, free: bool) -> int:
+        self.tokens.append(f"seq {len(self.children(self.data(index)['seq']))}")
+        return self.changed(index, seq=self.many(self.data(index)["seq"], False))
+
+    def _tirx_evaluate(self, index: int, free: bool) -> int:
+        self.tokens.append("evaluate")
+        return self.changed(index, value=self.visit(self.data(index)["value"], False))
+
+    def _tirx_ifthenelse(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append("if")
+        fields = {"condition": self.visit(data["condition"], True)}
+        for name in ("then_case", "else_case"):
+            fields[name] = self.visit(data[name], False)
+        return self.changed(index, **fields)
+
+    def _tirx_declbuffer(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append("declare")
+        self.visit(data["buffer"], False)
+        self.visit(data["data"], False)
+        return index
+
+    def _tirx_allocbuffer(self, index: int, free: bool) -> int:
+        data = self.data(index)
+        self.tokens.append("allocate")
+        self.whole(self.data(data["buffer"])["ty"])
+        self.visit(data["buffer"], False)
+        self.whole(data["annotations"])
+        return index
+
+
+# operands of expressions, by the names of their fields
+OPERANDS = ("condition", "true_value", "false_value", "a", "b", "value", "body")
+FREE_CALLS = ("tirx.if_then_else", "tirx.likely")
+# fields that are numbers themselves, and no places of nodes
+PLAIN = {
+    "ir.PrimType": ("dtype",),
+    "ir.FloatImm": ("value",),
+    "tirx.BufferType": ("data_alignment", "offset_factor"),
+    "tirx.For": ("kind",),
+    "relax.FuncType": ("purity",),
+    "prim.Broadcast": (),
+}
+

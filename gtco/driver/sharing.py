@@ -1,0 +1,163 @@
+"""What a library of many sizes does once: the search for stages, and the code of kernels.
+
+A few of the sizes are searched in full. Each other size takes the cheapest of their partitions
+(:mod:`gtco.graph.fusion.repeat`). Kernels that differ in numbers alone are compiled once
+(:mod:`gtco.codegen.generalize`), and each stage has its numbers beside its weights. A stage
+therefore prefers a config that differs from that of another size in its chunks at most, if that is
+predicted to be nearly as fast as its best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from gtco.codegen.jobs import Job, Kernel, Outlined
+from gtco.codegen.outlines import Outline, arguments
+from gtco.codegen.workers import Workers
+from gtco.driver.compilation import Compilation
+from gtco.driver.layouts import CLOSE, LOOKED_AT
+from gtco.tensor.space import Config, Pick
+from gtco.tensor.stage import Stage
+
+FEW = 4  # variants of a library whose stages and kernels are made for each by itself
+GROWTH = 4.0  # from one size that is searched in full to the next, by the product of its dimensions
+CHUNKS = "chunks"  # decisions whose names begin so are numbers of a kernel
+
+
+def searched(sizes: Sequence[Mapping[str, int]]) -> list[int]:
+    """The numbers of the sizes whose stages are searched in full: the smallest, the largest, and
+    some between, the smallest first.
+    """
+    order = sorted(range(len(sizes)), key=lambda n: (prod(sizes[n].values()), n))
+    found = [order[0]]
+    for number in order:
+        if prod(sizes[number].values()) >= GROWTH * prod(sizes[found[-1]].values()):
+            found.append(number)
+    return found if found[-1] == order[-1] else [*found, order[-1]]
+
+
+def kind_of(stage: Stage) -> tuple[object, ...]:
+    """The stage without its sizes, but with those of its constants."""
+    canonical = stage.canonical
+    inputs = tuple(
+        (i.type.dtype, i.constant, i.type.shape if i.constant else len(i.type.shape))
+        for i in canonical.inputs
+    )
+    return inputs, tuple((op.kind, op.inputs, op.type.dtype) for op in canonical.operators)
+
+
+def form_of(config: Config) -> Config:
+    """The config without decisions that are numbers of its kernel."""
+    return Config(config.sketch, tuple(c for c in config.choices if not c[0].startswith(CHUNKS)))
+
+
+@dataclass
+class Sharing:
+    """The kernels of a library of many sizes, while they are chosen and compiled.
+
+    ``forms``: the configs of each kind of stage so far, by :func:`kind_of` and :func:`form_of`.
+    """
+
+    forms: dict[tuple[object, ...], set[Config]] = field(default_factory=dict)
+    stages: dict[str, Stage] = field(default_factory=dict)  # by key, as the others
+    picks: dict[str, Pick] = field(default_factory=dict)
+    outlined: dict[str, Outlined] = field(default_factory=dict)
+
+    def outline(self, run: Compilation, workers: Workers) -> None:
+        """Chooses the configs of the stages of one variant, and makes their kernels' outlines."""
+        new = {s.key: s for s in run.found.stages if s.key not in self.stages}
+        target = run.policy.target
+        jobs = []
+        for key, stage in new.items():
+            if (pick := self._choose(run, stage)) is None:
+                continue  # what becomes of it is a question for generate
+            self.stages[key], self.picks[key] = stage, pick
+            self.forms.setdefault(kind_of(stage), set()).add(form_of(pick.config))
+            jobs.append(
+                Job(f"gtco_{key}", stage.canonical, pick.config, target, outlined=True)
+            )
+        for answer in workers.build(jobs):
+            if isinstance(answer, Outlined):  # a failure is met again when it is built alone
+                self.outlined[answer.symbol.removeprefix("gtco_")] = answer
+        shared = run.shared
+        assert shared is not None
+        made: dict[str, Kernel] = dict(self.outlined)
+        known = [stage for stage in run.found.stages if stage.key in made]
+        shared.layouts.add(known, made, run.graph.constants)
+
+    def _choose(self, run: Compilation, stage: Stage) -> Pick | None:
+        policy, shared = run.policy, run.shared
+        assert shared is not None
+        constants = run.graph.constants
+        best = shared.layouts.choose(policy, {}, constants, stage)
+        known = self.forms.get(kind_of(stage), set())
+        if best is None or not known or form_of(best.config) in known:
+            return best
+        first = policy.choose(stage)
+        promising = policy.best(stage, LOOKED_AT)
+        if first is None or not promising or first.config != promising[0].config:
+            return best  # it was measured
+        close = [
+            pick
+            for pick in promising
+            if pick.seconds <= CLOSE * first.seconds and form_of(pick.config) in known
+        ]
+        fitting = (p for p in close if shared.layouts.fits(p, stage, constants))
+        return next(fitting, best)
+
+    def compile(self, run: Compilation, workers: Workers, progress: Callable[[str], None]) -> int:
+        """Compiles the kernels, those of one outline as one. They are known to all variants then
+        (:class:`gtco.driver.shared.Shared`). Gives the number of kernels that were compiled.
+        """
+        shared, target = run.shared, run.policy.target
+        assert shared is not None
+        text = run.options.dump is not None
+        groups: dict[str, list[str]] = {}
+        for key, one in self.outlined.items():
+            groups.setdefault(one.outline.key, []).append(key)
+        jobs: dict[str, tuple[Job, list[str]]] = {}
+        for outline, keys in groups.items():
+            outlines: list[Outline] = [self.outlined[key].outline for key in keys]
+            several = len({each.numbers for each in outlines}) > 1
+            symbol = f"gtco_{outline if len(keys) > 1 else keys[0]}"
+            jobs[symbol] = (
+                Job(
+                    symbol,
+                    self.stages[keys[-1]].canonical,
+                    self.picks[keys[-1]].config,
+                    target,
+                    text,
+                    arguments=arguments(outlines) if several else None,
+                ),
+                keys,
+            )
+        made = 0
+        for done, answer in enumerate(workers.build(job for job, _ in jobs.values()), 1):
+            progress(f"{done}/{len(jobs)}")
+            if not isinstance(answer, Kernel):
+                continue
+            made += 1
+            job, keys = jobs[answer.symbol]
+            for key in keys:
+                shared.kernels[key] = self.picks[key].config, self._member(answer, key, job)
+        shared.picks |= {key: pick for key, pick in self.picks.items() if key in shared.kernels}
+        return made
+
+    def _member(self, kernel: Kernel, key: str, job: Job) -> Kernel:
+        """The kernel as one of its stages calls it."""
+        one = self.outlined[key]
+        values: tuple[int, ...] = ()
+        dtype = ""
+        if job.arguments is not None:
+            values, dtype = job.arguments.values(one.outline.numbers), job.arguments.dtype
+        return replace(
+            kernel,
+            tasks=one.tasks,
+            workspace=one.workspace,
+            packings=one.packings,
+            lines=one.lines,
+            numbers=values,
+            numbers_dtype=dtype,
+        )
