@@ -71,7 +71,7 @@ def generalized(function: Any, wanted: Arguments) -> Any:
     root["body"] = body
     # the variables are parameters until the body is here
     root["params"] = walk.add("ffi.Array", [*walk.children(root["params"]), *names.values()])
-    loaded = tvm.ir.load_json(json.dumps(graph))
+    loaded: Any = tvm.ir.load_json(json.dumps(graph))
     count = len(loaded.params) - len(names)
     params, made = list(loaded.params[:count]), loaded.params[count:]
     return _with_array(function, params, made, loaded.body, wanted)
@@ -332,7 +332,7 @@ class _Walk:
         after = [
             self.visit(
                 child,
-                name in FREE_CALLS or self.nodes[child]["type"] not in ("ir.IntImm", "prim.Broadcast"),
+                name in FREE_CALLS or self.nodes[child]["type"] not in IMMEDIATES,
             )
             for child in before
         ]
@@ -394,6 +394,7 @@ class _Walk:
 
 # operands of expressions, by the names of their fields
 OPERANDS = ("condition", "true_value", "false_value", "a", "b", "value", "body")
+IMMEDIATES = ("ir.IntImm", "prim.Broadcast")
 FREE_CALLS = ("tirx.if_then_else", "tirx.likely")
 # fields that are numbers themselves, and no places of nodes
 PLAIN = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ from gtco.codegen.workers import Workers
 from gtco.driver import parts
 from gtco.driver.assembly import Part, Ranged, assemble_variants
 from gtco.driver.checks import check_dump, is_onnx, is_program
-from gtco.driver.compilation import Compilation, Progress, identifier
+from gtco.driver.compilation import Compilation, Progress, identifier, silent
 from gtco.driver.compiled import CompileReport
 from gtco.driver.shared import Shared
-from gtco.driver.sharing import FEW, Sharing, searched
+from gtco.driver.sharing import FEW, Sharing, sample, searched
 from gtco.driver.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import build_artifact
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gtco.graph.graph import Graph
 
 OF_ALL = ("calibrate", "tune")  # phases that go over all variants
+MOST_VERIFIED = 16  # variants of a library that --verify compares
 
 
 class Library:
@@ -58,7 +60,7 @@ class Library:
         options: CompileOptions,
         progress: Progress,
     ) -> None:
-        self.output = output.absolute()
+        self.output, self._progress = output.absolute(), progress
         self.fetched: CompileReport | None = None  # of a library from the cache
         # A module is exported for each of its shapes; other models are read once.
         self.one_source = is_onnx(model) or is_program(model)
@@ -118,11 +120,13 @@ class Library:
                 self._leave_for(after)
         if self.range is None and len(self.sizes) > FEW and isinstance(machine, Target):
             self._prepare_many(machine, records, workers)
+        else:
+            for run in self.compilations:
+                if self.range is None:
+                    run.prepare(machine, records, workers)
+                else:
+                    run.build(workers)
         for run in self.compilations:
-            if hasattr(run, "found"):
-                run.build(workers)
-            else:
-                run.prepare(machine, records, workers)
             run.report.notes[:0] = notes(self._way, self._reasons)
 
     def _prepare_many(self, machine: Target, records: Records | None, workers: Workers) -> None:
@@ -131,17 +135,29 @@ class Library:
         """
         first, sharing = searched(self.sizes), Sharing()
         rest = [number for number in range(len(self.sizes)) if number not in first]
-        for number in (*first, *rest):
+        own = [run.progress for run in self.compilations]
+        start, many = time.perf_counter(), len(self.sizes)
+        self.compilations[0].rates(machine)  # a phase of its own, if this machine was not measured
+        for done, number in enumerate((*first, *rest), 1):
             run = self.compilations[number]
+            self._progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
+            run.progress = silent  # a line for each phase of each size would be hundreds
             run.repeats = number not in first
             run.partition(machine, records)
             sharing.outline(run, workers)
-        run = self.compilations[0]
-        with run.phase("generate") as say:
+        what = f"{len(sharing.stages)} different stages of {many} sizes"
+        self._progress("fuse", time.perf_counter() - start, what)
+        run, start = self.compilations[0], time.perf_counter()
+        with run.phase("generate"):
             made = sharing.compile(
-                run, workers, lambda text: run.progress("generate", None, text)
+                run, workers, lambda text: self._progress("generate", None, text)
             )
-            say(f"{made} kernels for {len(sharing.stages)} stages of {len(self.sizes)} sizes")
+        what = f"{made} kernels of {len(sharing.stages)} stages"
+        self._progress("generate", time.perf_counter() - start, what)
+        for run in self.compilations:
+            run.build(workers)
+        for run, progress in zip(self.compilations, own, strict=True):
+            run.progress = progress
 
     def _leave_for(self, way: Dims) -> None:
         """Takes another way. A model that was lowered for the one before stays where the new one
@@ -226,10 +242,24 @@ class Library:
                 left[0].report.phases += run.report.phases
         self.sizes, self.compilations = [self.sizes[number] for number in numbers], left
 
-    def _verified(self) -> list[Mapping[str, int] | None]:
-        """The sizes at which each variant is compared. With a range they are sums of parts."""
-        if self.range is None:
-            return [one or None for one in self.sizes]
+    def _verified(self) -> list[tuple[Compilation, Mapping[str, int] | None]]:
+        """The variants that are compared, and the sizes of each. With a range these are sums of
+        parts. Of many variants some are compared, the smallest and the largest among them; a note
+        names them.
+        """
+        if self.range is not None:
+            return list(zip(self.compilations, self._verified_sums(), strict=True))
+        some = sample(self.sizes, MOST_VERIFIED)
+        first = self.compilations[0]
+        if len(some) < len(self.sizes) and first.options.verify:
+            names = "; ".join(said(self.sizes[number]) for number in some)
+            note = f"{len(some)} of {len(self.sizes)} sizes were compared: {names}"
+            if note not in first.report.notes:
+                first.report.notes.append(note)
+        return [(self.compilations[number], self.sizes[number] or None) for number in some]
+
+    def _verified_sums(self) -> list[Mapping[str, int] | None]:
+        assert self.range is not None
         every = [*self.range[1]]
         found: list[Mapping[str, int] | None] = []
         for others, numbers in apart(self.sizes, self.symbol):
@@ -261,7 +291,7 @@ class Library:
         first = self.compilations[0]
         report.phases = first.report.phases
         report.notes = [*report.notes, *(n for n in first.report.notes if n not in report.notes)]
-        for run, sizes in zip(self.compilations, self._verified(), strict=True):
+        for run, sizes in self._verified():
             run.verify(folder / self.output.name, sizes)
         reports = [*report.variants.values()] or [report]
         for run, one in zip(self.compilations, reports, strict=True):
@@ -320,7 +350,7 @@ class Library:
         with first.phase("link") as say:
             library = self._link(folder)
             say(f"{len(self.sizes)} variants, {first.memory()}")
-        for run, sizes in zip(self.compilations, self._verified(), strict=True):
+        for run, sizes in self._verified():
             run.verify(library, sizes)
         for run, graph in kept:
             run.verify_layers(graph)

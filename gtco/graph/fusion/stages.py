@@ -169,8 +169,8 @@ def fuse(
             found = _fuse(other, pricer, floor, possible)
             rounds.append(found[1])
             if found[1].seconds < best[1].seconds:
-                graph, best = other, (found[0], replace(found[1], apart=(*apart, tuple(attentions))))
-                apart = best[1].apart
+                apart = (*apart, tuple(attentions))
+                graph, best = other, (found[0], replace(found[1], apart=apart))
         return best[0], _together(best[1], rounds)
 
 

@@ -1,0 +1,143 @@
+"""Libraries of many sizes, whose kernels read their sizes from an array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gtco.compiler import compile_model
+from gtco.driver.compiled import CompiledModel
+from gtco.driver.sharing import sample, searched
+from tests.end_to_end.test_variants import random
+
+HEIGHTS, WIDTHS = (5, 16, 31), (7, 16, 24, 33)
+CHANNELS = 24
+
+
+def text() -> onnx.ModelProto:
+    """Of images of any size: convolutions, a pool, tokens with attention to each other, norms."""
+    rng = np.random.default_rng(1)
+
+    def weight(name: str, *shape: int) -> Any:
+        scale = np.sqrt(1 / np.prod(shape[1:]))
+        return numpy_helper.from_array((scale * rng.standard_normal(shape)).astype("f4"), name)
+
+    def node(kind: str, inputs: str, output: str, **attributes: Any) -> Any:
+        return helper.make_node(kind, inputs.split(), [output], **attributes)
+
+    nodes = [
+        node("Conv", "x k", "c", pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("HardSwish", "c", "h"),
+        node("Conv", "h d", "g", pads=[1, 1, 1, 1], group=CHANNELS),
+        node("Relu", "g", "r"),
+        node("MaxPool", "r", "m", kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[1, 2]),
+        node("Reshape", "m tokens", "t"),
+        node("Transpose", "t", "s", perm=[0, 2, 1]),
+        node("LayerNormalization", "s one zero", "n"),
+        node("MatMul", "n wq", "q"),
+        node("MatMul", "n wk", "e"),
+        node("Transpose", "e", "et", perm=[0, 2, 1]),
+        node("MatMul", "q et", "scores"),
+        node("Softmax", "scores", "p"),
+        node("MatMul", "p n", "a"),
+        node("Add", "a s", "y"),
+        node("GlobalAveragePool", "m", "z"),
+    ]
+    constants = [
+        weight("k", CHANNELS, 3, 3, 3),
+        weight("d", CHANNELS, 1, 3, 3),
+        weight("wq", CHANNELS, CHANNELS),
+        weight("wk", CHANNELS, CHANNELS),
+        numpy_helper.from_array(np.ones(CHANNELS, "f4"), "one"),
+        numpy_helper.from_array(np.zeros(CHANNELS, "f4"), "zero"),
+        numpy_helper.from_array(np.array([0, CHANNELS, -1]), "tokens"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "text",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, "height", "width"))],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "yz"],
+        constants,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[CompiledModel]:
+    dims = {"height": HEIGHTS, "width": WIDTHS}
+    with compile_model(text(), dims=dims, threads=2, tune="off", simplify=False) as model:
+        yield model
+
+
+def kernels(model: CompiledModel) -> tuple[int, int]:
+    """How many different stages and how many kernels it has."""
+    stages = [stage for variant in model.variants for stage in variant.stages]
+    return len({stage["key"] for stage in stages}), len({stage["kernel"] for stage in stages})
+
+
+def test_every_size_in_turn(compiled: CompiledModel) -> None:
+    """In an order in which no two calls have the same size."""
+    session = onnxruntime.InferenceSession(text().SerializeToString())
+    every = [*product(HEIGHTS, WIDTHS)]
+    order = [*every, *np.random.default_rng(0).permutation(every).tolist()]
+    for number, (height, width) in enumerate(order):
+        x = random(1, 3, height, width, seed=number)
+        for mine, its in zip(compiled(x), session.run(None, {"x": x}), strict=True):
+            assert mine.shape == its.shape
+            np.testing.assert_allclose(mine, its, rtol=1e-4, atol=2e-5)
+
+
+def test_kernels_are_shared(compiled: CompiledModel) -> None:
+    stages, made = kernels(compiled)
+    assert made < 0.75 * stages
+    shared = [
+        stage
+        for variant in compiled.variants
+        for stage in variant.stages
+        if len(stage["buffers"]) > len(stage["inputs"]) + 1
+    ]
+    assert shared
+    for stage in shared:  # its numbers, behind its output
+        assert stage["buffers"][-1][0] == "weight"
+
+
+def test_few_sizes_have_kernels_of_their_own() -> None:
+    """Nothing of this touches libraries of one size or of a few."""
+    dims = {"width": WIDTHS[:2]}
+    shapes = {"height": HEIGHTS[0]}
+    with compile_model(
+        text(), dims=dims, shapes=shapes, threads=2, tune="off", simplify=False
+    ) as model:
+        for variant in model.variants:
+            for stage in variant.stages:
+                assert len(stage["buffers"]) == len(stage["inputs"]) + 1
+                assert stage["kernel"].endswith(stage["key"])
+
+
+@pytest.mark.parametrize(
+    ("widths", "wanted"),
+    [
+        ([32, 64, 96, 128, 160], [0, 3, 4]),
+        ([160, 128, 96, 64, 32], [4, 1, 0]),
+        ([*range(32, 1281, 32)], [0, 3, 15, 39]),
+        ([7, 8], [0, 1]),
+    ],
+)
+def test_which_sizes_are_searched(widths: Sequence[int], wanted: Sequence[int]) -> None:
+    assert searched([{"width": width} for width in widths]) == wanted
+
+
+def test_which_sizes_are_compared() -> None:
+    sizes = [{"height": h, "width": w} for h in range(8, 0, -1) for w in (3, 1, 2)]
+    some = sample(sizes, 6)
+    assert len(some) == 6 and some == sorted(set(some))
+    assert {"height": 1, "width": 1} in [sizes[n] for n in some]
+    assert {"height": 8, "width": 3} in [sizes[n] for n in some]
+    assert sample(sizes[:4], 6) == [0, 1, 2, 3]
