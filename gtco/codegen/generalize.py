@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,11 @@ def _with_array(
     params[-3:-3] = [pointer]
     made = tirx.PrimFunc(params, tirx.SeqStmt([*first, body]), function.ret_type, function.attrs)
     return made
+
+
+def _bits(value: float) -> int:
+    """Of a float32, as an integer."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 @dataclass
@@ -274,8 +280,31 @@ class _Walk:
         return self.add("prim.Cast", {"span": missing, "ty": type_, "value": variable})
 
     def _ir_floatimm(self, index: int, free: bool) -> int:
-        self.tokens.append(f"{self.dtype(index)} {self.value(index)!r}")
-        return index
+        dtype, value = self.dtype(index), self.value(index)
+        if not free or dtype != "float32":
+            self.tokens.append(f"{dtype} {value!r}")
+            return index
+        self.tokens.append("float32 #")
+        self.numbers.append(_bits(value))
+        variable = self.replaced.get(len(self.numbers) - 1)
+        return index if variable is None else self._reinterpreted(index, variable)
+
+    def _reinterpreted(self, index: int, variable: int) -> int:
+        """The bits in a variable as a float32, whose node is ``index``."""
+        data = self.data(index)
+        if self.dtype(variable) != "int32":
+            narrow = self.add("ir.PrimType", {"span": data["span"], "dtype": "int32"})
+            cast = {"span": data["span"], "ty": narrow, "value": variable}
+            variable = self.add("prim.Cast", cast)
+        call = {
+            "span": data["span"],
+            "ty": data["ty"],
+            "op": self.add("ir.Op", "tirx.reinterpret"),
+            "args": self.add("ffi.Array", [variable]),
+            "attrs": data["span"],
+            "ty_args": self.add("ffi.Array", []),
+        }
+        return self.add("ir.Call", call)
 
     def _expression(self, index: int, free: bool) -> int:
         node = self.nodes[index]

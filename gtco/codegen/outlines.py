@@ -13,7 +13,7 @@ LIMIT = 2**31  # of int32
 @dataclass(frozen=True)
 class Outline:
     """What is left of a kernel without its numbers. ``key``: equal for kernels that differ in their
-    ``numbers`` alone; these are in the order in which the walk meets them.
+    ``numbers`` alone; these are in the order in which the walk meets them, a float32 as its bits.
     """
 
     key: str

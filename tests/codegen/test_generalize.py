@@ -18,14 +18,16 @@ from gtco.tensor.stage import TensorType
 
 
 def sums(rows: int, columns: int, step: int = 1, lanes: int = 1) -> Any:
-    """``out[i] = step + sum of x[i, :]``, over rows as tasks; with ``lanes`` unlike 1 a loop is
+    """``out[i] = 1 / columns + sum of x[i, :] + lanes * i * step``, over rows as tasks; with ``lanes`` unlike 1 a loop is
     unrolled.
     """
+
     def body(em: Emitter, args: KernelArguments) -> None:
         (x,) = args.inputs.values()
         with em.loop(args.end - args.begin, "task") as task:
             row = em.let_index(task + args.begin, "row")
-            em.store(args.output, [row], tirx.const(0.0, "float32"))
+            # a float that follows from a size, as a mean's divisor does
+            em.store(args.output, [row], tirx.const(1.0 / columns, "float32"))
             with em.loop(columns, "column") as column:
                 em.store(
                     args.output, [row], em.load(args.output, [row]) + em.load(x, [row, column])
@@ -60,7 +62,7 @@ def test_a_kernel_for_both_sizes() -> None:
             numbers = np.array(wanted.values(each.numbers), wanted.dtype)
             pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (x, out, numbers, work)]
             library.sums(*pointers, ctypes.c_int64(0), ctypes.c_int64(rows))
-            np.testing.assert_allclose(out, x.sum(1) + step * np.arange(rows), rtol=1e-5)
+            np.testing.assert_allclose(out, 1 / columns + x.sum(1) + step * np.arange(rows), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
