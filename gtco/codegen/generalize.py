@@ -31,7 +31,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import tvm
 from tvm import tirx
@@ -72,9 +72,10 @@ def generalized(function: Any, wanted: Arguments) -> Any:
     root["body"] = body
     # the variables are parameters until the body is here
     root["params"] = walk.add("ffi.Array", [*walk.children(root["params"]), *names.values()])
-    loaded: Any = tvm.ir.load_json(json.dumps(graph))
+    loaded = cast(Any, tvm.ir.load_json(json.dumps(graph)))
     count = len(loaded.params) - len(names)
-    params, made = list(loaded.params[:count]), loaded.params[count:]
+    every = [*loaded.params]
+    params, made = every[:count], every[count:]
     return _with_array(function, params, made, loaded.body, wanted)
 
 

@@ -18,8 +18,8 @@ from gtco.tensor.stage import TensorType
 
 
 def sums(rows: int, columns: int, step: int = 1, lanes: int = 1) -> Any:
-    """``out[i] = 1 / columns + sum of x[i, :] + lanes * i * step``, over rows as tasks; with ``lanes`` unlike 1 a loop is
-    unrolled.
+    """``out[i] = 1 / columns + sum of x[i, :] + lanes * i * step``, over rows as tasks; a loop of
+    ``lanes`` iterations is unrolled.
     """
 
     def body(em: Emitter, args: KernelArguments) -> None:
@@ -62,7 +62,8 @@ def test_a_kernel_for_both_sizes() -> None:
             numbers = np.array(wanted.values(each.numbers), wanted.dtype)
             pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (x, out, numbers, work)]
             library.sums(*pointers, ctypes.c_int64(0), ctypes.c_int64(rows))
-            np.testing.assert_allclose(out, 1 / columns + x.sum(1) + step * np.arange(rows), rtol=1e-5)
+            right = 1 / columns + x.sum(1) + step * np.arange(rows)
+            np.testing.assert_allclose(out, right, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
