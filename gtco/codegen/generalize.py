@@ -195,7 +195,7 @@ class _Walk:
         """Takes a node into the outline with everything in it."""
         node = self.nodes[index]
         self.tokens.append(node["type"])
-        data = node.get("data")
+        data = self.data(index)
         match node["type"]:
             case "ir.Var":
                 self.visit(index, False)
