@@ -182,7 +182,9 @@ def test_sizes_that_a_call_refuses(compiled: CompiledModel, shape: Any, said: st
 
 
 def test_memory_stays_flat(compiled: CompiledModel) -> None:
-    """Shapes change from call to call, and nothing grows once each was seen."""
+    """Shapes change from call to call, and nothing grows once each was seen. Of two rounds the
+    lesser growth counts, since Python itself takes a MiB now and then.
+    """
 
     def mapped() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
@@ -191,11 +193,13 @@ def test_memory_stays_flat(compiled: CompiledModel) -> None:
     out = [[np.empty_like(y) for y in compiled(x)] for x in inputs]
     for x, y in zip(inputs, out, strict=True):
         compiled(x, out=y)
-    before = mapped()
-    rng = np.random.default_rng(0)
-    for n in map(int, rng.integers(0, 64, 2000)):
-        compiled(inputs[n], out=out[n])
-    assert mapped() - before < 1 << 20
+    rng, grown = np.random.default_rng(0), []
+    for _ in range(2):
+        before = mapped()
+        for n in map(int, rng.integers(0, 64, 1000)):
+            compiled(inputs[n], out=out[n])
+        grown.append(mapped() - before)
+    assert min(grown) < 1 << 20, grown
 
 
 def test_two_handles_at_two_shapes(compiled: CompiledModel) -> None:
@@ -296,24 +300,24 @@ def test_models_that_have_no_range(tmp_path: Path) -> None:
     """The message names the operator and what to do."""
     out = tmp_path / "m.so"
     with pytest.raises(ShapeError) as error:
-        compile_to_file(mixing("mean"), out, dims={"batch": "1..18"})
+        compile_to_file(mixing("mean"), out, dims={"batch": "1..300"})
     said = str(error.value)
-    assert "--dim batch=1..18: a range of so many sizes needs a model that computes each" in said
+    assert "--dim batch=1..300: a range of so many sizes needs a model that computes each" in said
     assert "operator mean (node over_all)" in said and "--dim batch=SIZE,SIZE" in said
     with pytest.raises(ShapeError, match="output 'y' has 'batch' on axis 1"):
-        compile_to_file(mixing("last"), out, dims={"batch": "1..18"})
+        compile_to_file(mixing("last"), out, dims={"batch": "1..300"})
     first = mixing("mean")
     first.graph.node[0].CopyFrom(helper.make_node("Slice", ["x", "zero", "nine", "zero"], ["y"]))
     for name, n in (("zero", 0), ("nine", 9)):
         first.graph.initializer.append(onnx.numpy_helper.from_array(np.array([n], np.int64), name))
     with pytest.raises(ShapeError, match="whose size is not the dimension times a number"):
-        compile_to_file(first, out, dims={"batch": "1..20"})  # its parts have 1, 4 and 16 samples
+        compile_to_file(first, out, dims={"batch": "1..300"})  # its parts have 1, 4 and 16 samples
     first.graph.initializer[-1].CopyFrom(onnx.numpy_helper.from_array(np.array([700]), "nine"))
     with pytest.raises(ShapeError, match="whose size is not the dimension times a number"):
         compile_to_file(first, out, dims={"batch": "1..800"})
     tokens = named(batched(), x_0=None, x_1="tokens", tokens_0=None, tokens_1="tokens")
-    with pytest.raises(ShapeError, match=r"--dim tokens=2..29.* input 'x' has 'tokens' on axis 1"):
-        compile_to_file(tokens, out, dims={"tokens": "2..29"}, shapes={"x.0": 3})
+    with pytest.raises(ShapeError, match=r"--dim tokens=2..400.* input 'x' has 'tokens' on axis 1"):
+        compile_to_file(tokens, out, dims={"tokens": "2..400"}, shapes={"x.0": 3})
     with pytest.raises(OptionError, match="a library for GPUs"):
         compile_to_file(batched(), out, dims={"batch": "1..8"}, target="cuda:sm_80")
     with pytest.raises(ShapeError, match="no symbolic dimension named 'rows'"):
