@@ -93,8 +93,7 @@ def _with_array(
         first.append(tirx.Bind(variable, value))
     # buffers, then the thread's scratch and the range of tasks
     params[-3:-3] = [pointer]
-    made = tirx.PrimFunc(params, tirx.SeqStmt([*first, body]), function.ret_type, function.attrs)
-    return made
+    return tirx.PrimFunc(params, tirx.SeqStmt([*first, body]), function.ret_type, function.attrs)
 
 
 def _bits(value: float) -> int:
@@ -199,10 +198,7 @@ class _Walk:
         match node["type"]:
             case "ir.Var":
                 self.visit(index, False)
-            case "ffi.Array":
-                for child in data:
-                    self.whole(child)
-            case "ffi.Map":
+            case "ffi.Array" | "ffi.Map":
                 for child in data:
                     self.whole(child)
             case _ if isinstance(data, dict):
@@ -210,9 +206,8 @@ class _Walk:
                     if name in _IGNORED:
                         continue
                     self.tokens.append(name)
-                    if name in PLAIN.get(node["type"], ()) or not isinstance(child, int):
-                        self.tokens.append(repr(child))
-                    elif isinstance(child, bool):
+                    plain = name in PLAIN.get(node["type"], ()) or isinstance(child, bool)
+                    if plain or not isinstance(child, int):
                         self.tokens.append(repr(child))
                     else:
                         self.whole(child)
@@ -273,12 +268,12 @@ class _Walk:
         variable = self.replaced.get(len(self.numbers) - 1)
         if variable is None:
             return index
-        return variable if self.dtype(variable) == dtype else self._cast(index, variable)
+        if self.dtype(variable) == dtype:
+            return variable
+        return self._cast(variable, self.data(index)["ty"], self.data(index)["span"])
 
-    def _cast(self, index: int, variable: int) -> int:
-        missing = self.data(index)["span"]
-        type_ = self.data(index)["ty"]
-        return self.add("prim.Cast", {"span": missing, "ty": type_, "value": variable})
+    def _cast(self, value: int, type_: int, span: int) -> int:
+        return self.add("prim.Cast", {"span": span, "ty": type_, "value": value})
 
     def _ir_floatimm(self, index: int, free: bool) -> int:
         dtype, value = self.dtype(index), self.value(index)
@@ -295,8 +290,7 @@ class _Walk:
         data = self.data(index)
         if self.dtype(variable) != "int32":
             narrow = self.add("ir.PrimType", {"span": data["span"], "dtype": "int32"})
-            cast = {"span": data["span"], "ty": narrow, "value": variable}
-            variable = self.add("prim.Cast", cast)
+            variable = self._cast(variable, narrow, data["span"])
         call = {
             "span": data["span"],
             "ty": data["ty"],
@@ -317,7 +311,8 @@ class _Walk:
             if name in data:
                 divides = kind in DIVISIONS and name == "b" and vector
                 fields[name] = self.visit(data[name], free and not divides)
-        for name in data.keys() - fields.keys() - {"span", "ty"}:  # lanes, indices of a shuffle
+        # lanes, indices of a shuffle; sorted, since a set has another order in each process
+        for name in sorted(data.keys() - fields.keys() - {"span", "ty"}):
             self.tokens.append(name)
             self.whole(data[name])
         return self.changed(index, **fields)

@@ -12,8 +12,10 @@ LIMIT = 2**31  # of int32
 
 @dataclass(frozen=True)
 class Outline:
-    """What is left of a kernel without its numbers. ``key``: equal for kernels that differ in their
-    ``numbers`` alone; these are in the order in which the walk meets them, a float32 as its bits.
+    """A kernel without its numbers, and these numbers.
+
+    - ``key``: two kernels have the same key if they differ in their numbers alone
+    - ``numbers``: in the order in which the walk meets them; of a float32 the bits
     """
 
     key: str

@@ -175,7 +175,7 @@ class _Loops(OpenLoops):
         left = em.let(of["n"] - column, "left")
 
         def count(j: int) -> Expr:
-            """The columns of the vector from column ``j`` on; at most 0 if there is none."""
+            """How many columns the vector at column ``j`` has. No column is left at 0 and below."""
             return tirx.Cast("int32", tirx.min(left - j, tirx.const(lanes, "int64")))
 
         def place(i: int, j: int) -> Expr:
@@ -221,8 +221,8 @@ class _Loops(OpenLoops):
         return Operand(self.a.buffer, base, of["k"])
 
     def ahead(self, rows: int, at: _Tile, b: Operand, follows: bool) -> Callable[[Expr], None]:
-        """What is prefetched in each step of k: of few rows, what B's panel needs some steps later;
-        and, if another block of A ``follows``, a share of its rows.
+        """What each step of k prefetches. A tile of few rows prefetches what it will read of B some
+        steps later. If another block of A ``follows``, each step prefetches a share of its rows.
         """
         em, of = self.em, self.of
         after = em.let((at.start + rows) * of["k"] + at.k0, "next_rows") if follows else 0
