@@ -430,4 +430,3 @@ PLAIN = {
     "relax.FuncType": ("purity",),
     "prim.Broadcast": (),
 }
-
