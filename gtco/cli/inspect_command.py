@@ -256,10 +256,10 @@ def inspect(
         stages: list[dict[str, Any]] = [dict(stage) for stage in model.stages]
         inputs = make_inputs(model.inputs, {}, seed=0)
         seconds = model.profile(*inputs.values(), repeat=REPEAT)
-        operand = PRECISIONS[model.metadata.get("precision", "fp32")]
         integers = [stage.get("multiplies") == "int8" for stage in stages]
+        precision = model.metadata.get("precision", "fp32")
         peak, unknown = (
-            measured_peak(model.threads, operand)
+            measured_peak(model.threads, PRECISIONS[precision])
             if model.device is None
             else (None, "not measured on a GPU")
         )

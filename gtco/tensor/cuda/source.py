@@ -11,6 +11,9 @@ from gtco.tensor.stage import Stage
 
 WIDTH = 100  # columns of a line that people read
 BLOCK = "const int block = blockIdx.x;"  # the part of the stage that a block does
+# Nothing of another kernel is read or written before it. Templates that have something to do until
+# then call it themselves.
+AFTER_PREVIOUS = "gtco::after_previous();"
 PRODUCER_GROUP = "gtco::ProducerGroup"  # of roles.cuh
 BOUNDS = r"__launch_bounds__\((\d+)(?:, \d+)?\)"  # the text that launch_bounds gives
 
@@ -25,6 +28,7 @@ def source(
     about: str = "",
     side_by_side: int = 0,
     shares: bool = False,
+    waits: bool = False,
 ) -> str:
     """The translation unit.
 
@@ -33,7 +37,8 @@ def source(
     - ``about``: text for the comment, after the stage's operators;
     - ``side_by_side``: if given, the number of blocks on a multiprocessor for which a thread's
       registers must leave room;
-    - ``shares``: True if the kernel has ``scratch`` and ``counters``.
+    - ``shares``: True if the kernel has ``scratch`` and ``counters``;
+    - ``waits``: True if ``call`` itself waits for the kernel before (:data:`AFTER_PREVIOUS`).
     """
     includes = dict.fromkeys(("math.cuh", *headers))
     bounds = launch_bounds(threads, side_by_side)
@@ -52,6 +57,7 @@ def source(
                 for n, parameter in _countdown(parameters)
             ),
             f"  {BLOCK}",
+            *([] if waits else [f"  {AFTER_PREVIOUS}"]),
             *(part for line in indented(body) for part in wrapped(line)),
             "}",
             "",

@@ -436,6 +436,7 @@ API int cuGraphAddKernelNode_v2(Node** out, Graph* graph, Node* const* before, s
   if (!known(graphs, graph) || !graph->alive) { fault("a node for what is no graph"); return INVALID_HANDLE; }
   auto node = std::make_unique<Node>();
   node->graph = graph;
+  node->context = context;
   if (int wrong = check_launch(context, what->function, what->grid, what->block, what->shared, what->params, &node->launch)) return wrong;
   node->before.assign(before, before + count);
   for (Node* b : node->before)
@@ -445,6 +446,24 @@ API int cuGraphAddKernelNode_v2(Node** out, Graph* graph, Node* const* before, s
   return OK;
 }
 #endif
+
+// A programmatic edge lets a kernel begin early; here each runs when those before it have ended.
+API int cuGraphAddDependencies_v2(Graph* graph, Node* const* from, Node* const* to, const EdgeData* edges, size_t count) {
+  BEGIN;
+  if (!known(graphs, graph) || !graph->alive) { fault("an edge for what is no graph"); return INVALID_HANDLE; }
+  for (size_t i = 0; i < count; ++i) {
+    if (from[i]->graph != graph || to[i]->graph != graph) return INVALID_VALUE;
+    const bool programmatic = edges && edges[i].type == 1;
+    if (edges && (edges[i].to_port || edges[i].type > 1 || edges[i].from_port != edges[i].type)) return INVALID_VALUE;
+    if (programmatic && device(from[i]->context->device).major < 9) {
+      fault("a programmatic edge on a GPU older than sm_90");
+      return INVALID_VALUE;
+    }
+    graph->programmatic += programmatic;
+    to[i]->before.push_back(from[i]);
+  }
+  return OK;
+}
 
 API int cuGraphInstantiateWithFlags(Executable** out, Graph* graph, unsigned long long flags) {
   BEGIN;

@@ -129,6 +129,10 @@ struct NodeParams {  // CUDA_KERNEL_NODE_PARAMS_v2
   Context* context;
 };
 
+struct EdgeData {  // CUgraphEdgeData
+  unsigned char from_port, to_port, type, reserved[5];
+};
+
 struct Launch {
   Function* function;
   unsigned grid[3], threads, shared;
@@ -140,12 +144,14 @@ struct Graph;
 
 struct Node {
   Graph* graph;
+  Context* context;
   Launch launch;
   std::vector<Node*> before;
 };
 
 struct Graph {
   bool alive = true;
+  int programmatic = 0;  // edges
   std::vector<std::unique_ptr<Node>> nodes;
 };
 

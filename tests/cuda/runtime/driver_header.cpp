@@ -28,6 +28,8 @@ struct Alike<Ours*, Theirs*>
     : Alike<std::remove_const_t<Ours>, std::remove_const_t<Theirs>> {};
 template <>
 struct Alike<ours::gtco_node_params, CUDA_KERNEL_NODE_PARAMS_v2> : std::true_type {};  // below
+template <>
+struct Alike<ours::gtco_edge, CUgraphEdgeData> : std::true_type {};
 template <class R, class S, class... Ours, class... Theirs>
 struct Alike<R(Ours...), S(Theirs...)> {
   template <bool Counts>
@@ -44,18 +46,24 @@ struct Alike<R(Ours...), S(Theirs...)> {
   static_assert(Alike<decltype(ours::gtco_driver::name), decltype(&::exported)>::value, #exported);
 GTCO_DRIVER_FUNCTIONS(FUNCTION)
 
-#define SAME_PLACE(mine, theirs)                       \
-  static_assert(offsetof(ours::gtco_node_params, mine) == \
-                    offsetof(CUDA_KERNEL_NODE_PARAMS_v2, theirs), #theirs)
-static_assert(sizeof(ours::gtco_node_params) == sizeof(CUDA_KERNEL_NODE_PARAMS_v2), "size");
-SAME_PLACE(function, func);
-SAME_PLACE(grid, gridDimX);
-SAME_PLACE(block, blockDimX);
-SAME_PLACE(shared, sharedMemBytes);
-SAME_PLACE(params, kernelParams);
-SAME_PLACE(extra, extra);
-SAME_PLACE(kernel, kern);
-SAME_PLACE(context, ctx);
+#define SAME_SIZE(Ours, Theirs) static_assert(sizeof(ours::Ours) == sizeof(Theirs), "size")
+#define SAME_PLACE(Ours, mine, Theirs, theirs) \
+  static_assert(offsetof(ours::Ours, mine) == offsetof(Theirs, theirs), #theirs)
+SAME_SIZE(gtco_node_params, CUDA_KERNEL_NODE_PARAMS_v2);
+#define OF_NODE(mine, theirs) SAME_PLACE(gtco_node_params, mine, CUDA_KERNEL_NODE_PARAMS_v2, theirs)
+OF_NODE(function, func);
+OF_NODE(grid, gridDimX);
+OF_NODE(block, blockDimX);
+OF_NODE(shared, sharedMemBytes);
+OF_NODE(params, kernelParams);
+OF_NODE(extra, extra);
+OF_NODE(kernel, kern);
+OF_NODE(context, ctx);
+SAME_SIZE(gtco_edge, CUgraphEdgeData);
+SAME_PLACE(gtco_edge, from_port, CUgraphEdgeData, from_port);
+SAME_PLACE(gtco_edge, to_port, CUgraphEdgeData, to_port);
+SAME_PLACE(gtco_edge, type, CUgraphEdgeData, type);
+static_assert(GTCO_PORT_PROGRAMMATIC == CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, "port");
 
 #define CONSTANT(name) static_assert(long(ours::name) == long(::name), #name);
 GTCO_CONSTANTS(CONSTANT)  // by tests/cuda/runtime/test_driver_header.py

@@ -32,6 +32,11 @@ typedef struct {
   CUcontext context;
 } gtco_node_params;
 
+/* CUgraphEdgeData: where an edge leaves its first node and enters its second one, and how they depend */
+typedef struct {
+  unsigned char from_port, to_port, type, reserved[5];
+} gtco_edge;
+
 enum {
   CUDA_SUCCESS = 0,
   CUDA_ERROR_INVALID_VALUE = 1,
@@ -64,9 +69,11 @@ enum {
   CU_STREAM_NON_BLOCKING = 1,
   CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
   CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+  CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC = 1,
 };
 
-#define GTCO_OLDEST_CUDA 12000 /* the CUDA version of a driver that has all of these functions */
+#define GTCO_PORT_PROGRAMMATIC 1 /* CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, which is a macro too */
+#define GTCO_OLDEST_CUDA 12030 /* the CUDA version of a driver that has all of these functions */
 
 /* FUNCTION(name, name that the driver exports, parameters) */
 #define GTCO_DRIVER_FUNCTIONS(FUNCTION)                                                                               \
@@ -122,6 +129,8 @@ enum {
   FUNCTION(cuGraphDestroy, cuGraphDestroy, (CUgraph graph))                                                           \
   FUNCTION(cuGraphAddKernelNode, cuGraphAddKernelNode_v2,                                                             \
            (CUgraphNode * node, CUgraph graph, const CUgraphNode* before, size_t count, const gtco_node_params* what)) \
+  FUNCTION(cuGraphAddDependencies, cuGraphAddDependencies_v2,                                                         \
+           (CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, const gtco_edge* edges, size_t count))     \
   FUNCTION(cuGraphInstantiate, cuGraphInstantiateWithFlags,                                                           \
            (CUgraphExec * executable, CUgraph graph, unsigned long long flags))                                       \
   FUNCTION(cuGraphExecDestroy, cuGraphExecDestroy, (CUgraphExec executable))                                          \

@@ -53,13 +53,27 @@ static void remember(gtco_launches* l) {
   memcpy(l->built, l->arguments, (size_t)plan->num_refs * sizeof *l->built);
 }
 
+/* The edge from one step to the next. From sm_90 on, kernels call after_previous() of device.cuh, and so may begin before
+ * the one ahead of them has ended (programmatic dependent launch). A step ends after all before it: it waits for the one
+ * ahead, which waited itself. */
+static gtco_edge edge(const gtco_launches* l) {
+  if (l->kernels->image->major < 9) return (gtco_edge){0};
+  return (gtco_edge){
+      .from_port = GTCO_PORT_PROGRAMMATIC,
+      .type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC,
+  };
+}
+
 static gtco_status build(gtco_launches* l, char* message) {
+  const gtco_edge to_next = edge(l);
   GTCO_CUDA_TRY(message, cuGraphCreate, (&l->graph, 0), "making the model's graph");
   for (int s = 0; s < plan->num_steps; ++s) {
     const gtco_node_params what = node_params(l, s);
-    GTCO_CUDA_TRY(message, cuGraphAddKernelNode,
-                  (&l->nodes[s], l->graph, s ? &l->nodes[s - 1] : NULL, s ? 1 : 0, &what),
+    GTCO_CUDA_TRY(message, cuGraphAddKernelNode, (&l->nodes[s], l->graph, NULL, 0, &what),
                   "adding step %d (%s) to the model's graph", s, kernel_name(s));
+    if (s)
+      GTCO_CUDA_TRY(message, cuGraphAddDependencies, (l->graph, &l->nodes[s - 1], &l->nodes[s], &to_next, 1),
+                    "putting step %d (%s) behind the one before", s, kernel_name(s));
   }
   GTCO_CUDA_TRY(message, cuGraphInstantiate, (&l->executable, l->graph, 0), "making the model's graph of %d steps",
                 plan->num_steps);

@@ -322,6 +322,7 @@ class CudaGemm:
             self.about(mapped, tiles),
             side_by_side=roles.side_by_side if roles else 0,
             shares=tiles.split > 1,
+            waits=True,
         )
         return CudaProgram(
             text,

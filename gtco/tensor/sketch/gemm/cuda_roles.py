@@ -15,6 +15,7 @@ from gtco.tensor.stage import ITEM_BYTES
 
 ROLES, NONE, PRODUCER = "warp_roles", "none", "producer"  # the decision and its options
 LEAST_SLICES = 2  # of a block: with one slice there is nothing to bring ahead
+MOST_CONSUMERS = 256  # threads: the producer beside three groups left some kernels too few registers
 GRANULE = 8  # registers of a thread are handed over eight at a time
 MOST = 240  # of a thread that took some: instructions address at most 255
 KEPT_SHARED = 1024  # bytes of shared memory that a block costs beside those it asks for
@@ -47,7 +48,8 @@ def role_options(tiles: Tiles, target: GpuTarget) -> tuple[str, ...]:
     """The roles of a kernel whose tiles, with a producer, are ``tiles``. The first option lets
     every warp copy and multiply, because no device has measured yet what roles gain.
     """
-    if tiles.slices // tiles.split < LEAST_SLICES or tiles.stages < 2:
+    few = tiles.slices // tiles.split < LEAST_SLICES or tiles.stages < 2
+    if few or tiles.workers > MOST_CONSUMERS:
         return (NONE,)
     return (NONE, PRODUCER) if registers(tiles, target) else (NONE,)
 

@@ -38,7 +38,7 @@ L2_SHARE = 0.25  # the share that split sums may take: they are read back from L
 LEAST_INTENSITY, TYPICAL = 10.0, (64, 64)
 # Warp groups: rows of one, rows of a block, steps of a slice (a swizzled row of 128 bytes), and
 # bytes that align swizzled tiles.
-GROUP_ROWS, GROUP_BLOCKS, GROUP_DEPTH, ALIGNED = 64, (64, 128), 64, 1024 - 128
+GROUP_ROWS, GROUP_BLOCKS, GROUP_DEPTH, ALIGNED = 64, (64, 128, 192, 256), 64, 1024 - 128
 # The producer (cuda_roles.py): its threads, and bytes of a slot's barriers.
 PRODUCERS, SLOT_BARRIERS = 128, 2 * 8
 
@@ -159,7 +159,8 @@ class Tiles:
     def _settled(self) -> int:
         wm, wn = self.warp
         if self.row.unit == "wgmma":
-            held = 28 + wn // 8  # descriptors, and places of copies under way
+            # descriptors, and places of copies under way; beside 128 sums ptxas computes them again
+            held = 28 if wn < 256 else 0
         elif self.row.unit == "mma":
             held = 2 * (wm // 16 * 4 + wn // 8 * 2)
         else:  # also a fragment of the next step, or addresses
@@ -246,7 +247,7 @@ def warp_options(
     ``least``.
     """
     bm, bn, bk = block
-    if unit == "wgmma":  # four or eight, each with 16 rows of a group's 64
+    if unit == "wgmma":  # four for each group, each with 16 of its 64 rows
         return ((GROUP_ROWS // 4, bn, 1),)
     step = 16 if unit == "mma" else 8
     found: dict[int, dict[int, tuple[int, int, int]]] = {}  # by warps, by parts

@@ -58,6 +58,17 @@ struct is_same<A, A> {
 
 namespace gtco {
 
+// The launch before this one has ended, and what it wrote is there (programmatic dependent launch,
+// from sm_90 on). The model's graph lets a kernel begin as soon as all blocks of the one before have
+// begun: its start and whatever it does ahead of this call cost no time of their own. All threads
+// call it before they touch what another kernel writes or reads.
+__device__ __forceinline__ void after_previous() {
+#if GTCO_ARCH >= 900 && !defined(GTCO_PERSISTENT)
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- number formats: to_float is exact, from_float rounds to nearest even
 
 __device__ __forceinline__ float to_float(float x) { return x; }

@@ -261,19 +261,38 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
     mover_a.begin(stage(slot), next);
     mover_b.begin(stage(slot) + TileA::BYTES, next);
   };
+  const auto advance = [](Slice& slice) {
+    ++slice.number;
+    slice.k += Block::K;
+    if (Shape::OUTER > 1 && slice.k >= Shape::K) ++slice.outer, slice.k = 0;
+  };
   const auto end = [&](int slot) {
     mover_a.end(stage(slot));
     mover_b.end(stage(slot) + TileA::BYTES);
-    ++next.number;
-    next.k += Block::K;
-    if (Shape::OUTER > 1 && next.k >= Shape::K) ++next.outer, next.k = 0;
+    advance(next);
   };
+  if constexpr (Roles::PRODUCERS == 0 && B::constant) {
+    // The weights are no other kernel's, so their first slices come while the one before ends.
+    Slice first = next;
+#pragma unroll
+    for (int s = 0; s < AHEAD; ++s) {
+      if (s < slices) {
+        mover_b.begin(stage(s) + TileA::BYTES, first);
+        mover_b.end(stage(s) + TileA::BYTES);
+        advance(first);
+      }
+    }
+  }
+  after_previous();
   if constexpr (Roles::PRODUCERS == 0) {
 #pragma unroll
     for (int s = 0; s < AHEAD; ++s) {
       if (s < slices) {
-        begin(s);
-        end(s);
+        mover_a.begin(stage(s), next);
+        if constexpr (!B::constant) mover_b.begin(stage(s) + TileA::BYTES, next);
+        mover_a.end(stage(s));
+        if constexpr (!B::constant) mover_b.end(stage(s) + TileA::BYTES);
+        advance(next);
       }
       copy_commit();
     }

@@ -15,6 +15,7 @@ constexpr bool ALONG_K = true, ALONG_ROWS = false;  // in which direction neighb
 template <bool ALONG, class F>
 struct InPlace {
   static constexpr bool along_k = ALONG;
+  static constexpr bool constant = false;
   F at;
 };
 template <bool ALONG, class F>
@@ -25,6 +26,7 @@ __device__ __forceinline__ InPlace<ALONG, F> in_place(F at) {
 template <bool ALONG, class F>
 struct Computed {
   static constexpr bool along_k = ALONG;
+  static constexpr bool constant = false;
   F at;
 };
 template <bool ALONG, class F>
@@ -36,6 +38,7 @@ __device__ __forceinline__ Computed<ALONG, F> computed(F at) {
 template <bool ALONG, int RUN_, class F>
 struct ComputedRuns {
   static constexpr bool along_k = ALONG;
+  static constexpr bool constant = false;
   static constexpr int RUN = RUN_;
   F at;
 };
@@ -49,6 +52,7 @@ __device__ __forceinline__ ComputedRuns<ALONG, RUN, F> computed_runs(F at) {
 template <class T, class F>
 struct Packed {
   static constexpr bool along_k = true;
+  static constexpr bool constant = true;  // no kernel writes it
   const T* tiles;
   F batch_of;
 };
