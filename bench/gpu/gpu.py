@@ -3,8 +3,8 @@ any machine; ``python -m bench gpu measure``, on a machine with a GPU, checks an
 that lies in the folder, and writes JSON after each part.
 
 ``prepare --folder build/gpu [--models vit-base-16,...] [--kernels product-197x768x768,...]
-[--batches 1,8,32] [--precision fp16] [--target cuda:sm_90a] [--launches persistent]
-[--untrusted]``: the ONNX files in float32 and float16, and gtco's libraries.
+[--batches 1,8,32] [--precision fp16] [--target cuda:sm_90a] [--launches persistent]``: the ONNX
+files in float32 and float16, and gtco's libraries.
 
 ``measure --folder build/gpu [--json FILE] [--rounds 7] [--peers torch,...] [--no-sanitizer]``:
 first kernels of every family, each held against torch's (products against cuBLAS, attention against
@@ -73,7 +73,7 @@ def prepare(options: argparse.Namespace) -> int:
     import_tvm()
     options.folder.mkdir(parents=True, exist_ok=True)
     failed = 0
-    for said in kernels.prepare(options.folder, options.kernels, options.target, options.untrusted):
+    for said in kernels.prepare(options.folder, options.kernels, options.target):
         failed += ": error: " in said
         print(said, flush=True)
     for name in filter(None, options.models.split(",")):
@@ -103,7 +103,6 @@ def _compile(stem: Path, options: argparse.Namespace, job: dict[str, Any]) -> No
             target=options.target,
             precision=options.precision,
             launches=launches,
-            untrusted=options.untrusted,
         )
 
     try:
@@ -315,7 +314,6 @@ def _parser() -> argparse.ArgumentParser:
     ready.add_argument(
         "--launches", choices=LAUNCHES, default="persistent", help="of models (%(default)s)"
     )
-    ready.add_argument("--untrusted", action="store_true", help="pick wgmma too: see docs/cuda.md")
     ready.add_argument(
         "--batches",
         type=lambda text: [positive(n) for n in text.split(",")],

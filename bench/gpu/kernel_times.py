@@ -43,7 +43,7 @@ def library(folder: Path, name: str) -> Path:
     return folder / f"{PREFIX}{name}.so"
 
 
-def prepare(folder: Path, names: Sequence[str], target: str, untrusted: bool) -> Iterator[str]:
+def prepare(folder: Path, names: Sequence[str], target: str) -> Iterator[str]:
     """Compiles the kernels; needs no GPU. Gives a line about each, ``error: ...`` for one that
     cannot be compiled.
     """
@@ -62,7 +62,6 @@ def prepare(folder: Path, names: Sequence[str], target: str, untrusted: bool) ->
                 library(folder, name),
                 target=target,
                 precision="fp16",
-                untrusted=untrusted,
             )
         except GtcoError as error:
             said = f"error: {error}"

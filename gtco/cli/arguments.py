@@ -241,12 +241,6 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "ViT-Ti, 1.5 for Swin-T)",
     )
     parser.add_argument(
-        "--untrusted",
-        action="store_true",
-        help="for GPUs: also pick kernels that should be measured first (wgmma, for sm_90a); "
-        "without it only gtco candidates proposes them",
-    )
-    parser.add_argument(
         "--policy",
         choices=POLICIES,
         default="analytic",
@@ -407,7 +401,7 @@ def compile_options_given(options: argparse.Namespace) -> list[str]:
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     """The values of the options of :func:`add_compile_options`, as fields of ``CompileOptions``."""
     names: list[str] = (
-        "target precision launches ptx untrusted policy threads simplify simplify_timeout workers "
+        "target precision launches ptx policy threads simplify simplify_timeout workers "
         "strict tune records"
     ).split()
     if None in options.dim:

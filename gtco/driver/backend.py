@@ -129,7 +129,6 @@ class CpuBackend(Backend):
         for_gpus = {
             f"launches={options.launches}": options.launches != "graph",
             "--no-ptx (ptx=False)": not options.ptx,
-            "--untrusted (untrusted=True)": options.untrusted,
         }
         for option, given in for_gpus.items():
             if given:

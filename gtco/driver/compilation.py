@@ -362,7 +362,7 @@ class Compilation:
         rates = self.rates(machine)  # of the whole machine, whatever the number of threads
         policy: Policy
         if isinstance(machine, GpuTarget):
-            policy = GpuPolicy(machine, self.options.untrusted)
+            policy = GpuPolicy(machine)
         else:
             known = rates.target if rates else machine
             policy = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)

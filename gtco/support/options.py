@@ -196,8 +196,6 @@ class CompileOptions:
       graph's too); or ``auto``, whichever is predicted to be faster
     - ``ptx``: for GPUs, add the kernels' PTX for one of the architectures to the machine code; a
       newer GPU's driver compiles it when it opens the library
-    - ``untrusted``: for GPUs, also pick kernels that should be measured before they are picked,
-      such as products of warp groups (wgmma)
     - ``threads``: of the compiled model, 0 for all allowed cores; only for CPUs
     - ``shapes``: sizes of symbolic dimensions by name (``batch``, or by input and axis ``x.0``), or
       an input's whole shape
@@ -241,7 +239,6 @@ class CompileOptions:
     precision: str = "fp32"
     launches: str = "graph"
     ptx: bool = True
-    untrusted: bool = False
     threads: int = 0
     shapes: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
     dims: Mapping[str, int | str | Sequence[int] | Range] = field(default_factory=dict)
@@ -328,7 +325,6 @@ class CompileKeywords(TypedDict, total=False):
     precision: Literal["fp32", "bf16", "fp16", "int8"] | str | None
     launches: Literal["graph", "persistent", "auto"] | str | None
     ptx: bool | None
-    untrusted: bool | None
     threads: int | None
     shapes: Mapping[str, int | Sequence[int]] | None
     dims: Mapping[str, int | str | Sequence[int] | Range] | None

@@ -43,7 +43,6 @@ def test_what_cannot_be_compiled_is_kept_with_its_reason(
     arguments += ["--kernels", ""]
     assert bench.main(["gpu", "prepare", *arguments]) == 1
     options = {"target": "cuda:sm_90a", "precision": "fp16", "launches": "persistent"}
-    options |= {"untrusted": False}
     assert asked[0] == ("vit-ti-16.b1.onnx", "vit-ti-16.b1.so", options)
     job = json.loads((tmp_path / "vit-ti-16.b8.json").read_text())
     assert job["error"] == "no kernel for Loop" and job["batch"] == 8

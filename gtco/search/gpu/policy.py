@@ -4,15 +4,15 @@ measures nothing.
 The model has the levels of a GPU. Blocks run in waves over the multiprocessors (Helix, eq. 6: a
 last, partial wave takes as long as its blocks do). Shared memory, registers and threads limit how
 many blocks run side by side (DyGen, eq. 2 to 5). In each block a loop computes while its loads are
-under way, or waits for them (Helix, eq. 5). The constants come from the vendor's documents and from
-published latencies; none was fitted to readings.
+under way, or waits for them (Helix, eq. 5). The rates come from the vendor's documents. The
+constants below were fitted to 1586 kernels of nine models that an NVIDIA H200 timed
+(``bench/readings/h200.jsonl.gz``); other GPUs have not been measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from math import ceil, inf
 from typing import Any, NamedTuple
 
@@ -24,13 +24,19 @@ from gtco.tensor.cuda.program import Launch
 from gtco.tensor.space import Config, Pick, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType
 
-LAUNCH = 1.3e-6  # seconds between two kernels of a CUDA graph
-LATENCY = 0.7e-6  # seconds of a load from memory
-NEAR = 0.3e-6  # seconds of a load from L2
-MEETING = 3 * NEAR  # seconds: sums of a block to L2, a counter there and back, sums of others
-STEP = 150  # clocks from barrier to barrier: ldmatrix, a few dependent mma, the barrier
+LAUNCH = 1.0e-6  # seconds between two kernels of a CUDA graph
+LATENCY = 0.3e-6  # seconds of a load
+MEETING = 0.7e-6  # seconds: sums of a block to L2, a counter there and back, sums of others
+FILL = 1.5e-6  # seconds of a contraction before its loops run full, and behind them
+# Clocks from barrier to barrier, by the unit that multiplies: with mma.sync the barrier, ldmatrix
+# and a few dependent products. A warp group's products go on behind it.
+STEP = {"wgmma": 124, "mma": 369}
+# A multiprocessor with so many warps reaches half of a unit's rate: while one waits, others work.
+HALF = {"wgmma": 0.5, "mma": 4.5, "fma": 4.5}
+ALONE = 1.0  # the same for kernels without a contraction, whose steps do not depend on each other
 PARTITIONS = 4  # partitions of a multiprocessor; each has its share of every unit
-L2_PORT, SHARED_PORT = 64, 128  # bytes a clock of one multiprocessor
+SHARED_PORT = 64  # bytes a clock of one multiprocessor
+COPIED = 19  # bytes a clock that one warp group brings by itself
 WARP = 32  # threads
 BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # at most on a multiprocessor, by generation
 # Bytes of shared memory that each block costs beside its own, and the unit of allocation.
@@ -75,13 +81,12 @@ def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
 
 
 class Priced(NamedTuple):
-    """The config of a launch, and three facts about it: whether it may be picked unmeasured,
-    whether its blocks add up their sums, and whether some of its warps only copy.
+    """The config of a launch, and two facts about it: whether its blocks add up their sums, and
+    whether some of its warps only copy.
     """
 
     seconds: float
     config: Config
-    trusted: bool
     joined: bool
     roles: bool
 
@@ -98,14 +103,11 @@ def with_rival(ranked: Sequence[Priced], n: int, kind: Callable[[Priced], bool])
 
 
 class GpuPolicy(PricingPolicy):
-    """Picks the config of least predicted time for a stage on one GPU. Only configs that may be
-    picked unmeasured count (``Launch.trusted``), or all of them with ``untrusted``.
-    """
+    """Picks the config of least predicted time for a stage on one GPU."""
 
-    def __init__(self, target: GpuTarget, untrusted: bool = False) -> None:
+    def __init__(self, target: GpuTarget) -> None:
         super().__init__(target)
         self.target: GpuTarget = target
-        self.untrusted = untrusted
         self._ranked: dict[object, tuple[Config, ...]] = {}
         self._rooms: dict[tuple[int, int, int], int] = {}
 
@@ -131,39 +133,30 @@ class GpuPolicy(PricingPolicy):
             launch: Any = sketch.workload(config)
             seconds = self.seconds(launch, constants)
             if seconds < inf:
-                trusted = self.untrusted or launch.trusted
-                joined, roles = launch.joined > 0, launch.copying > 0
-                found.append(Priced(seconds, config, trusted, joined, roles))
+                found.append(Priced(seconds, config, launch.joined > 0, launch.copying > 0))
         found.sort(key=lambda one: one.seconds)
         if signature is not None and known is None:
             kinds: dict[object, list[Config]] = {}
             for one in found:
-                kinds.setdefault((one.trusted, one.joined, one.roles), []).append(one.config)
+                kinds.setdefault((one.joined, one.roles), []).append(one.config)
             self._ranked[signature] = tuple(c for kind in kinds.values() for c in kind[:RANKED])
         return found
 
     def picks(self, sketch: Sketch, n: int = 1) -> list[Pick]:
-        """The ``n`` trusted configs of least predicted time, best first."""
-        trusted = (one for one in self._compared(sketch) if one.trusted)
-        return [Pick(sketch, one.config, one.seconds) for one in islice(trusted, n)]
+        """The ``n`` configs of least predicted time, best first."""
+        return [Pick(sketch, one.config, one.seconds) for one in self._compared(sketch)[:n]]
 
     def propose(self, stage: Stage, n: int) -> list[Config]:
-        """The ``n`` configs that are worth measuring: those of :meth:`best`, with some places for
-        other kinds.
-
-        - The best configs that are not trusted take the last places: a quarter of all, at least one
-          beside the first.
-        - If blocks share tiles in all the other configs, or in none, the best config of the other
-          kind takes the place before them, so that readings show whether sharing pays.
-        - If several are not trusted, the last of them is chosen in the same way: the best with warp
-          roles if no other has them, or the best without.
+        """The ``n`` configs that are worth measuring: those of :meth:`best`, with places for other
+        kinds. If blocks share tiles in all of them, or in none, the best config of the other kind
+        takes a place near the end, so that readings show whether sharing pays. The last place goes
+        to warp roles in the same way.
         """
         every = self._of_sketches(stage, self._compared)
-        trusted = [one for one in every if one.trusted]
-        others = [one for one in every if not one.trusted]
-        taken = with_rival(others, min(max(n // 4, 1), n - 1), lambda one: one.roles)
-        found = with_rival(trusted, n - len(taken), lambda one: one.joined)
-        return [one.config for one in found + taken]
+        found = with_rival(every, n - 1, lambda one: one.joined)
+        others = [one for one in every if one not in found]
+        found = with_rival([*found, *others], n, lambda one: one.roles)
+        return [one.config for one in found]
 
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
         """A lower bound on the predicted seconds of any stage with this operator: its launch, and
@@ -205,9 +198,16 @@ class GpuPolicy(PricingPolicy):
         full, rest = divmod(ceil(launch.blocks / self.target.sms), room)
         seconds = full * self._wave(launch, room) if full else 0.0
         seconds += self._wave(launch, rest)
+        if launch.work:  # blocks side by side fill each other's gaps
+            seconds += FILL * (full + (rest > 0) if room == 1 else 1)
         if launch.joined:
-            seconds += MEETING + launch.joined / L2_PORT / self.target.clock
+            seconds += MEETING + launch.joined / self.port
         return seconds
+
+    @property
+    def port(self) -> float:
+        """Bytes a second that one multiprocessor gets from L2, while all of them read."""
+        return self.target.l2_bandwidth / self.target.sms
 
     def _wave(self, launch: Launch, blocks: int) -> float:
         """Seconds of ``blocks`` blocks side by side on one multiprocessor."""
@@ -215,16 +215,26 @@ class GpuPolicy(PricingPolicy):
             return 0.0
         target, share = self.target, blocks / launch.blocks
         warps = blocks * ceil((launch.threads - launch.copying) / WARP)
-        # a partition is idle if it has no warp, or while its only warp waits
-        busy = min(1.0, warps / PARTITIONS) * warps / (warps + 1)
-        rate, fma = (target.rate(unit) / target.sms * busy for unit in (launch.unit, "fma"))
+        unit = launch.unit.partition(":")[0]
+        # a partition is idle if it has no warp, or while all its warps wait
+        partitions = min(1.0, warps / PARTITIONS)
+        half = HALF[unit] if launch.work else ALONE
+        busy = partitions * warps / (warps + half)
+        rate = target.rate(launch.unit) / target.sms * busy
         work = share * launch.work / rate if launch.work else 0.0
+        half = HALF["mma"] if launch.work else ALONE
+        fma = target.rate("fma") / target.sms * partitions * warps / (warps + half)
         vector = share * launch.vector / (fma / 2)
-        ports = share * max(launch.traffic / L2_PORT, launch.staged / SHARED_PORT) / target.clock
-        chain = launch.steps * STEP / target.clock
-        if launch.overlapped:
-            return max(work, ports, chain) + vector
-        return max(work, chain) + ports + launch.steps * NEAR + vector
+        loads = share * launch.traffic / self.port
+        ports = max(loads, share * launch.staged / SHARED_PORT / target.clock)
+        chain = launch.steps * STEP.get(unit, STEP["mma"]) / target.clock
+        if not launch.overlapped:
+            return max(work, chain) + ports + launch.steps * LATENCY + vector
+        # a slice is asked for `ahead` slices before its use, and comes behind those of all blocks
+        waiting = (launch.steps * LATENCY + loads) / launch.ahead
+        if launch.copying:
+            waiting = max(waiting, launch.traffic / launch.blocks / COPIED / target.clock)
+        return max(work, ports, chain, waiting) + vector
 
     def memory(self, launch: Launch, room: int, constants: float) -> float:
         """Seconds that memory and L2 take for all blocks. A few blocks do not request enough at
@@ -243,7 +253,7 @@ class GpuPolicy(PricingPolicy):
         asked = min(launch.blocks, room * target.sms) * under_way
         return max(
             far / min(target.bandwidth, asked / LATENCY),
-            max(launch.traffic, moved) / min(target.l2_bandwidth, asked / NEAR),
+            max(launch.traffic, moved) / target.l2_bandwidth,
         )
 
 

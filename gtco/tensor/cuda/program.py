@@ -54,11 +54,10 @@ class Launch:
     - ``traffic``: bytes that all blocks together ask L2 for;
     - ``flops``: the operations for which the stage is counted;
     - ``overlapped``: True if loads are under way while the block computes;
+    - ``ahead``: the number of slices that are under way while one is used;
     - ``staged``: bytes that all warps together read from shared memory;
     - ``steps``: iterations of a block that wait for one another, such as those between two barriers
       of a loop over k;
-    - ``trusted``: True if the program may be picked before a device has run it. Any other is only
-      proposed to be measured;
     - ``joined``: bytes that the last of the blocks that share a tile reads after all others have
       ended;
     - ``copying``: the number of threads that only bring the data that the others multiply.
@@ -78,6 +77,6 @@ class Launch:
     overlapped: bool = True
     staged: float = 0.0
     steps: int = 1
-    trusted: bool = True
     joined: float = 0.0
     copying: int = 0
+    ahead: int = 1

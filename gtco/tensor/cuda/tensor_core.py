@@ -125,9 +125,6 @@ class TensorCoreRow:
     until: int = 1000
     batch: int = 1
     unit: str = "mma"
-    # True if it may be picked before a device has run it. The emulator's knowledge of warp groups'
-    # products (descriptors, swizzles, proxies, copies under way) comes only from the manual.
-    trusted: bool = True
 
     @property
     def flops(self) -> int:
@@ -241,7 +238,6 @@ def _wgmma(n: int) -> TensorCoreRow:
         90,
         91,
         unit="wgmma",
-        trusted=False,
     )
 
 

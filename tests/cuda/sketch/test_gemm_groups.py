@@ -80,7 +80,7 @@ def test_every_tile(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sketch = sketch_of(dense(129, columns + 5, 328, "float16"), HOPPER)
     found = [c for c in by_groups(sketch, monkeypatch) if c["row"] == ROW.format(columns)]
     seen = {(str(c["block"]).split("x")[0], c["stages"]) for c in found}
-    assert {rows for rows, _ in seen} == {"64", "128", "192"} and {s for _, s in seen} == {3, 4}
+    assert {rows for rows, _ in seen} == {"64", "128", "192"} and {s for _, s in seen} >= {3, 4}
     drawn = Random(seed).choice(found)
     check(sketch, drawn, seed)
 
@@ -128,23 +128,15 @@ def test_machine_code(stage: Stage) -> None:
         assert found >= reckoned > 0, (config.to_json(), image.registers, launch.registers)
 
 
-def test_they_are_measured_before_they_are_picked() -> None:
-    """No device has run them. So the policy takes them only if it is told to, and proposes them
-    beside its pick.
-    """
-    stage, target = LARGE["feed_forward"], gpu_target(HOPPER)
-    policy, all_of_it = GpuPolicy(target), GpuPolicy(target, untrusted=True)
+def test_a_large_product_is_theirs() -> None:
+    """An H200 confirmed both what they compute and that they are faster than ``mma.sync``."""
+    stage, policy = LARGE["many_rows"], GpuPolicy(gpu_target(HOPPER))
     pick = policy.choose(stage)
-    assert pick is not None and pick.config["row"] == "mma.m16n8k16"
+    assert pick is not None and str(pick.config["row"]).startswith("wgmma")
+    assert pick.seconds == policy.price(pick.sketch, pick.config)
     proposed = policy.propose(stage, 8)
     assert proposed[0] == pick.config and len(set(proposed)) == 8
-    rows = [str(config["row"]).split(".")[0] for config in proposed]
-    assert rows == ["mma"] * 6 + ["wgmma"] * 2
     assert policy.propose(stage, 1) == [pick.config]
-    other = all_of_it.choose(stage)
-    assert other is not None and str(other.config["row"]).startswith("wgmma")
-    assert other.seconds < pick.seconds
-    assert other.seconds == policy.price(other.sketch, other.config)
 
 
 def test_none_of_them_takes_the_place_of_a_pick_that_was_wrong(tmp_path: Path) -> None:
@@ -154,7 +146,6 @@ def test_none_of_them_takes_the_place_of_a_pick_that_was_wrong(tmp_path: Path) -
     stage, policy = LARGE["feed_forward"], GpuPolicy(gpu_target(HOPPER))
     found = policy.best(stage, 4)
     assert found[0] == policy.choose(stage)
-    assert all(str(pick.config["row"]).startswith("mma") for pick in found)
     with Records(tmp_path / "records") as records:
         recorded = RecordedPolicy(policy, records, "there")
         for wrong, right in pairwise(found):
@@ -181,7 +172,6 @@ def test_a_model_by_warp_groups(
     module, x = seeded(torch.nn.Sequential(*layers)), torch.randn(120, 64)
     report, model, workers = emulated(
         driver, tmp_path, module, (x,), "sm_90a", precision="fp16", launches=launches,
-        untrusted=True,
     )  # fmt: skip
     texts = [program.source for program, _ in workers.programs.values()]
     assert any("gtco::WarpGroups" in text for text in texts)

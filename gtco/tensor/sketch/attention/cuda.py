@@ -242,6 +242,7 @@ class CudaAttention:
             overlapped=block.stages > 1,
             staged=scores / (16 * block.tiles * block.keys) * block.staged,
             steps=ceil(n / block.step),
+            ahead=max(1, block.stages - 1),
         )
 
     def _prologue(self, rows: int, columns: int) -> float:

@@ -244,9 +244,9 @@ class CudaGemm:
             flops=self.view.flops,
             staged=steps * read_rows * bk * item + 8.0 * tiles.tiles * bm * bn,
             steps=ceil(tiles.slices / tiles.split) + tiles.parts - 1,
-            trusted=tiles.row.trusted,
             joined=tiles.scratch / tiles.tiles,
             copying=tiles.threads - tiles.workers,
+            ahead=tiles.ahead,
         )
 
     def roles(self, tiles: Tiles) -> Registers | None:

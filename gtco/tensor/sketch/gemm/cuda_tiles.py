@@ -36,6 +36,7 @@ L2_SHARE = 0.25  # the share that split sums may take: they are read back from L
 # Multiply-adds for each element that a block loads (DyGen, eq. 5): at least this. If a tile of
 # TYPICAL leaves no multiprocessor idle, at least half of that tile's.
 LEAST_INTENSITY, TYPICAL = 10.0, (64, 64)
+STAGES = (8, 6, 4, 3, 2)  # slices in shared memory at once
 # Warp groups: rows of one, rows of a block, steps of a slice (a swizzled row of 128 bytes), and
 # bytes that align swizzled tiles.
 GROUP_ROWS, GROUP_BLOCKS, GROUP_DEPTH, ALIGNED = 64, (64, 128, 192, 256), 64, 1024 - 128
@@ -99,6 +100,14 @@ class Tiles:
     @property
     def blocks(self) -> int:
         return self.tiles * self.split
+
+    @property
+    def ahead(self) -> int:
+        """Slices under way while one is multiplied. A warp group's products still read the slice
+        before; if a producer brings the slices, it waits for that itself.
+        """
+        kept = 2 if self.row.unit == "wgmma" and not self.producer else 1
+        return max(1, self.stages - kept)
 
     @property
     def scratch(self) -> int:
@@ -270,9 +279,9 @@ def stage_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
     registers while the current one is multiplied.
     """
     least = 3 if tiles.row.unit == "wgmma" else 2  # the slice that is read keeps its slot
-    most = min(4, max(tiles.slices, least)) if oldest(target) >= 80 else 2
+    most = max(tiles.slices, least) if oldest(target) >= 80 else 2
     room = shared_limit(target)
-    return tuple([s for s in range(most, least - 1, -1) if tiles.shared_with(s) <= room][:2])
+    return tuple([s for s in STAGES if least <= s <= most and tiles.shared_with(s) <= room][:3])
 
 
 def split_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:

@@ -59,12 +59,13 @@ struct is_same<A, A> {
 namespace gtco {
 
 // The launch before this one has ended, and what it wrote is there (programmatic dependent launch,
-// from sm_90 on). The model's graph lets a kernel begin as soon as all blocks of the one before have
-// begun: its start and whatever it does ahead of this call cost no time of their own. All threads
-// call it before they touch what another kernel writes or reads.
+// from sm_90 on). The model's graph lets a kernel begin when the blocks of the one before end: its
+// start and whatever it does ahead of this call cost no time of their own. All threads call it before
+// they touch what another kernel writes or reads. No block says earlier that the next kernel may
+// begin (griddepcontrol.launch_dependents): on an H200, ViT-Ti at batch 1 takes 239 us without that,
+// 248 with it behind the wait, 337 with it ahead, and 262 with plain edges.
 __device__ __forceinline__ void after_previous() {
 #if GTCO_ARCH >= 900 && !defined(GTCO_PERSISTENT)
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
