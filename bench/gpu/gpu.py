@@ -17,6 +17,9 @@ CUDA provider where it is installed. Outputs are held against torch eager in flo
 time of each stage is kept too. Last, compute-sanitizer watches the kernels and ViT-Ti at batch 1,
 where it is to be had (``pip install nvidia-cuda-sanitizer-api``, a wheel that can be carried
 along).
+
+``policy`` needs no GPU: it compares the prices with kernels that one has timed
+(``bench/gpu/policy.py``).
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from ..harness.process import child_environment
 from ..harness.rounds import Comparison, Contender, compare
 from ..harness.suite import console
 from . import kernel_times as kernels
+from . import policy
 from .kernels import KERNELS
 from .peers import GRAPH, REFERENCE, WORKER, cuda_torch, ways
 
@@ -60,7 +64,7 @@ TOLERANCE = 0.03  # of the largest output, for float16 through some fifty layers
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
-    return int(prepare(options) if options.do == "prepare" else measure(options))
+    return int({"prepare": prepare, "measure": measure, "policy": policy.main}[options.do](options))
 
 
 # ---- without a GPU: what is to be measured -------------------------------------------------------
@@ -300,6 +304,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="do", required=True)
     ready = commands.add_parser("prepare", help="export and compile; needs no GPU")
     timed = commands.add_parser("measure", help="check and time what is in the folder")
+    priced = commands.add_parser("policy", help="the prices beside kernels that a GPU timed")
+    priced.add_argument("--readings", type=Path, default=policy.READINGS, help="(%(default)s)")
+    priced.add_argument("--json", type=Path, metavar="FILE")
     for command in (ready, timed):
         command.add_argument(
             "--folder", type=Path, default=Path("build/gpu"), help="what is carried (%(default)s)"

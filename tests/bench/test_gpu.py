@@ -116,3 +116,17 @@ def test_each_model_is_kept_before_its_stages_are_timed(
     assert models["b.b8"]["stages"]["error"] == "error: no device"
     assert "a.b8.so is not there" in models["a.b8"]["job"]["error"]
     assert "stages" not in models["a.b8"] and "stages" not in models["faulty.b1"]
+
+
+def test_prices_hold_beside_what_a_gpu_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The readings of an H200 are part of the repository, so a change of a price shows here."""
+    file = tmp_path / "policy.json"
+    assert bench.main(["gpu", "policy", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert len(found["picks"]) > 80 and sum(found["picks"].values()) / len(found["picks"]) < 1.12
+    for unit in ("wgmma", "mma", "attention", "rows"):
+        count, ratio, error = found["errors"][unit]
+        assert count > 100 and 0.75 < ratio < 1.3 and error < 0.3, unit
+    assert "picks of" in capsys.readouterr().out

@@ -6,7 +6,7 @@ last, partial wave takes as long as its blocks do). Shared memory, registers and
 many blocks run side by side (DyGen, eq. 2 to 5). In each block a loop computes while its loads are
 under way, or waits for them (Helix, eq. 5). The rates come from the vendor's documents. The
 constants below were fitted to 1586 kernels of nine models that an NVIDIA H200 timed
-(``bench/readings/h200.jsonl.gz``); other GPUs have not been measured.
+(``bench/gpu/readings/h200.jsonl.gz``); other GPUs have not been measured.
 """
 
 from __future__ import annotations

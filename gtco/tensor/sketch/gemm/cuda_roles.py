@@ -15,7 +15,7 @@ from gtco.tensor.stage import ITEM_BYTES
 
 ROLES, NONE, PRODUCER = "warp_roles", "none", "producer"  # the decision and its options
 LEAST_SLICES = 2  # of a block: with one slice there is nothing to bring ahead
-MOST_CONSUMERS = 256  # threads: the producer beside three groups left some kernels too few registers
+MOST_CONSUMERS = 256  # threads: beside three groups a producer left some kernels too few registers
 GRANULE = 8  # registers of a thread are handed over eight at a time
 MOST = 240  # of a thread that took some: instructions address at most 255
 KEPT_SHARED = 1024  # bytes of shared memory that a block costs beside those it asks for
