@@ -30,8 +30,8 @@ from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.cuda import neighbours
 from gtco.tensor.cuda.arguments import Arguments, arguments
-from gtco.tensor.cuda.lambdas import address, store, value
-from gtco.tensor.cuda.pieces import in_pieces
+from gtco.tensor.cuda.lambdas import address, addressable, store, value
+from gtco.tensor.cuda.pieces import in_pieces, row_stride
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES
@@ -43,9 +43,14 @@ from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
 WARPS = 8  # most warps of a block
 REGISTERS = 240  # of a thread, estimated: it can address 255, and NVRTC takes a few more or fewer
+WAITING = 0.375  # of a lane's registers for each of 16 rows and each key
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
 LANES = 16  # for which element-wise operators are counted; each lane of an operation counts as one
 BIAS = 6.0  # float32 operations of a score's bias: an address, a load, an addition
+# What a lane does in a step on Tensor Cores, whatever the number of its keys: for each 16 rows the
+# maxima of two among 4 lanes, and whether they grew; and waiting, votes, addresses of fragments.
+MAXIMA, STEP = 14.0, 50.0
+MERGED = 4.0  # operations of a sum of a share of the keys: stored, read and added up
 KEYS = (8, 16, 32, 64, 128)  # keys that a warp takes in a step
 _LEAST: Mapping[str, Option] = dict(
     query="shared", tiles=1, warps=1, split=1, heads=1, stages=1
@@ -118,6 +123,13 @@ class CudaAttention:
         made = ancestors(self.stage, self.op.inputs[3]) if len(self.op.inputs) > 3 else ()
         return any(len(op.inputs) > 1 for op in made)
 
+    @cached_property
+    def addressed(self) -> bool:
+        """True if pieces of k and v lie in memory as they are."""
+        *_, d, e = self.extents
+        k, v = self.op.inputs[1:3]
+        return d % 8 == e % 8 == 0 and addressable(self.stage, k) and addressable(self.stage, v)
+
     @property
     def flops(self) -> float:
         b, m, n, d, e = self.extents
@@ -185,10 +197,13 @@ class CudaAttention:
     def _fits(self, chosen: Mapping[str, Option]) -> bool:
         block = self.blocking(chosen)
         threads = 32 * block.count
+        # biases of several steps wait beside the scores, if the compiler has registers for them
+        waiting = (len(self.op.inputs) > 3) * (not block.once) * WAITING * block.tiles * block.keys
         return (
             block.count <= WARPS
             and block.shared <= self.target.shared
-            and block.registers <= min(REGISTERS, self.target.registers_sm // threads)
+            and block.registers + waiting <= REGISTERS
+            and block.registers <= self.target.registers_sm // threads
         )
 
     def blocking(self, chosen: Mapping[str, Option]) -> Blocking:
@@ -201,6 +216,7 @@ class CudaAttention:
             depth=-(-d // unit) * unit,
             held=chosen["query"] == "registers",
             once=n <= int(chosen["keys"]) * int(chosen["split"]),
+            addressed=self.addressed,
             computed=self.computed_bias,
             **{name: int(chosen[name]) for name in numbers},
         )
@@ -222,17 +238,26 @@ class CudaAttention:
         item = ITEM_BYTES[self.operand]
         biased = len(self.op.inputs) > 3
         operands = item * float(b * columns) * (rows * n * (d + block.columns) + m * d)
-        sums = b * columns * high * block.width * ceil(n / block.keys)
+        warp_steps = scores / (16 * block.tiles * block.keys)
+        steps = ceil(n / block.step)
+        count = rows * columns * heads
+        if self.mma:  # sums are scaled in a few steps alone
+            looping = 32 * warp_steps * (STEP + MAXIMA * block.tiles)
+            looping += count * steps * block.copying
+        else:
+            looping = b * columns * high * block.width * ceil(n / block.keys)
+        merged = count * MERGED * block.merged
         written = float(self.stage.output.type.nbytes)
         return Launch(
-            blocks=rows * columns * heads,
+            blocks=count,
             threads=32 * block.count,
             shared=block.shared,
             registers=block.registers,
             unit=self.unit,
             work=2.0 * scores * (block.depth + block.width),
             vector=scores * (SCORE + BIAS * biased)
-            + sums
+            + looping
+            + merged
             + b * m * e * (3.0 + self._tail_vectors)
             + self._prologue(rows, columns),
             read=float(self.stage.input_bytes),
@@ -240,8 +265,8 @@ class CudaAttention:
             traffic=operands + written + biased * 4.0 * b * columns * m * n,
             flops=self.flops,
             overlapped=block.stages > 1,
-            staged=scores / (16 * block.tiles * block.keys) * block.staged,
-            steps=ceil(n / block.step),
+            staged=warp_steps * block.staged,
+            steps=steps,
             ahead=max(1, block.stages - 1),
         )
 
@@ -265,8 +290,8 @@ class CudaAttention:
     @property
     def signature(self) -> tuple[object, ...]:
         """All values that the space and the loops' price depend on."""
-        biased = len(self.op.inputs) > 3, self.computed_bias
-        return (self.name, self.operand, self.stage.output.type.dtype, *self.extents, *biased)
+        reads = self.addressed, len(self.op.inputs) > 3, self.computed_bias
+        return (self.name, self.operand, self.stage.output.type.dtype, *self.extents, *reads)
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
@@ -308,7 +333,9 @@ class CudaAttention:
         blocks = self.blocks(block)
         lines = attention_lines(self.stage, self.op, self.extents, block, blocks)
         grid = (prod(blocks), 1, 1)
-        return CudaProgram(text, grid, 32 * block.count, block.shared, lines=lines)
+        return CudaProgram(
+            text, grid, 32 * block.count, block.shared, registers=block.registers, lines=lines
+        )
 
     def _of_result(self, index: Sequence[Expr]) -> list[Expr]:
         """(flat batch, row, column) -> an index of the operator's output."""
@@ -337,7 +364,9 @@ class CudaAttention:
         stored = self.mma or self.operand == "float32"  # the dtype that tiles hold
         index = partial(self._of_operand, which)
         if stored and in_pieces(self.stage, tensor, extents, index, piece):
-            return address(args, self.stage, tensor, name, params, index), "addressed"
+            stride = row_stride(self.stage, tensor, extents, index) if name != "q" else None
+            way = "addressed" if stride is None else f"evenly_addressed<{stride}>"
+            return address(args, self.stage, tensor, name, params, index), way
         pieces = (*params[:2], ("p", extents[-1] // piece))
         text = neighbours.reading(
             args,

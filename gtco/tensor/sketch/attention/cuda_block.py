@@ -8,10 +8,15 @@ from dataclasses import dataclass
 
 # Further registers of a lane, fitted to what ptxas takes for 140 random blockings:
 OTHERS = 38  # places, counters, addresses of fragments
+# Places of fragments and copies, from step to step; with one stage the copies stand between the
+# scores and their sums, and what both need is kept over them.
+KEPT, KEPT_OVER = 20, 36
 CORES_OTHERS = 24  # the same on CUDA cores
 # Registers of a piece of k or v that a lane copies: its source and destination are known from the
 # step before. More than UNROLLED pieces are copied by a loop, which keeps LOOPED registers.
 PIECE, UNROLLED, LOOPED = 6, 4, 2
+# Operations of a copy: of a place that is known, is computed, and is computed by a loop.
+KNOWN, COMPUTED, REPEATED = 2.0, 8.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Blocking:
     stages: int
     held: bool
     once: bool = False  # True if all keys are in one step
+    addressed: bool = True  # False if pieces of k or v are computed and not copied
     computed: bool = False  # True if the bias is computed: its inputs wait beside each score
 
     @property
@@ -60,9 +66,13 @@ class Blocking:
         elements += self.stages * self.heads * self.step * (self.depth + self.width)
         stride = self.keys + (8 if self.keys % 16 == 0 else 0)
         weights = 0 if self.mma else 4 * self.count * 16 * self.tiles * stride
+        return max(self.item * elements + weights, 4 * self.merged)
+
+    @property
+    def merged(self) -> int:
+        """The floats that a block's warps put into shared memory where they share the keys."""
         sums, rows = self._sums
-        merged = 4 * 32 * self.count * (sums + 2 * rows) if self.split > 1 else 0
-        return max(self.item * elements + weights, merged)
+        return 32 * self.count * (sums + 2 * rows) if self.split > 1 else 0
 
     @property
     def staged(self) -> float:
@@ -85,9 +95,9 @@ class Blocking:
     @property
     def registers(self) -> int:
         """An estimate of a thread's registers: the sums of the result, scores, each row's maximum
-        and sum, and q's fragments if they stay. If there are several steps, the sums also take a
-        quarter of their number a second time, while they are scaled and added to, and the copies
-        under way take some.
+        and sum, and q's fragments if they stay. If there are several steps, places are kept from
+        one to the next. Where the copies compute their places, those under way take some, and the
+        sums a quarter of their number a second time, while they are scaled and added to.
         """
         sums, rows = self._sums
         data = sums + self.tiles * self.keys // 2 * (1 + self.computed) + 2 * rows
@@ -97,7 +107,32 @@ class Blocking:
             data += self.keys // 2 + 4 * rows + CORES_OTHERS
         if self.once:
             return data
+        if self.mma and all(self._known(width) for width in (self.depth, self.width)):
+            return data + (KEPT if self.stages > 1 else KEPT_OVER)
         return data + self.mma * (sums // 4) + PIECE * self._pieces
+
+    @property
+    def copying(self) -> float:
+        """Operations of all lanes that copy a step's k and v, whose rows lie evenly in memory."""
+        return sum(
+            self.heads * self.step * width / 8 * self._copy(width)
+            for width in (self.depth, self.width)
+        )
+
+    def _known(self, width: int) -> bool:
+        """True if a thread has the same piece of every so many rows, and so knows the places of all
+        from that of its first one (``StepLoader``).
+        """
+        rows, left = divmod(32 * self.count, width // 8)
+        regular = self.addressed and self.heads == 1 and not left
+        return regular and rows % 8 == 0 and self.step % rows == 0
+
+    def _copy(self, width: int) -> float:
+        """Operations of a piece's copy."""
+        if self._known(width):
+            return KNOWN
+        each = -(-self.heads * self.step * width // 8 // (32 * self.count))
+        return COMPUTED if each <= UNROLLED else REPEATED
 
     @property
     def _pieces(self) -> int:

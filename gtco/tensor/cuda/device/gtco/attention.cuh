@@ -5,153 +5,17 @@
 //     q -> shared memory -> fragments                                 // once
 //     for step of keys:                                               // k and v STAGES ahead
 //       scores[rows, keys] = q k^T                                    // mma, float32 sums
-//       scores = exp(scores + bias - rowmax so far), sum              // shuffles among 4 lanes
-//       out[rows, columns] = out * exp(old rowmax - rowmax) + scores v    // mma
+//       if rowmax so far - top would give weights above 2^REACH:      // shuffles among 4 lanes
+//         out, sum *= exp(top - rowmax so far); top = rowmax so far
+//       for 16 keys:                                                  // while others multiply
+//         weights = exp(scores + bias - top), sum
+//         out[rows, columns] += weights v                             // mma
 //     the SPLIT shares of the keys are added up in shared memory; store(out / sum)
 #pragma once
+#include "gtco/attention_steps.cuh"
 #include "gtco/softmax_rows.cuh"
-#include "gtco/tile.cuh"
 
 namespace gtco {
-
-template <int BATCHES_, int QUERIES_, int KEYS_, int DEPTH_, int WIDTH_, bool GUARDED_ = false>
-struct AttentionShape {
-  static constexpr int BATCHES = BATCHES_, QUERIES = QUERIES_, KEYS = KEYS_;
-  static constexpr int DEPTH = DEPTH_, WIDTH = WIDTH_;  // of q and k, of v
-  static constexpr bool GUARDED = GUARDED_;
-};
-
-// A block's share: HEADS x WARPS x SPLIT warps, each with TILES times 16 query rows of a head and
-// every SPLIT-th group of KEYS keys; COLUMNS columns of v. HELD: are q's fragments kept in
-// registers, or read from shared memory again for each step?
-template <int TILES_, int WARPS_, int SPLIT_, int HEADS_, int KEYS_, int COLUMNS_, int STAGES_,
-          bool HELD_>
-struct AttentionBlock {
-  static constexpr int TILES = TILES_, WARPS = WARPS_, SPLIT = SPLIT_, HEADS = HEADS_;
-  static constexpr int KEYS = KEYS_, COLUMNS = COLUMNS_, STAGES = STAGES_;
-  static constexpr bool HELD = HELD_;
-  static constexpr int THREADS = 32 * WARPS * SPLIT * HEADS;
-  static constexpr int ROWS = 16 * TILES * WARPS;  // of a head
-  static constexpr int STEP = KEYS * SPLIT;        // keys of a head
-};
-
-// Which part of the problem a block has, and a warp of it. Blocks of one head are neighbours.
-template <class SHAPE, class BLOCK>
-struct AttentionPlace {
-  static constexpr int ROW_BLOCKS = (SHAPE::QUERIES + BLOCK::ROWS - 1) / BLOCK::ROWS;
-  static constexpr int COLUMN_BLOCKS = (SHAPE::WIDTH + BLOCK::COLUMNS - 1) / BLOCK::COLUMNS;
-  static constexpr int STEPS = (SHAPE::KEYS + BLOCK::STEP - 1) / BLOCK::STEP;
-  int row, column, batch;  // the block's first
-  int part, split, head;   // the warp's
-  __device__ __forceinline__ explicit AttentionPlace(int block) {
-    const int w = warp();
-    row = block % ROW_BLOCKS * BLOCK::ROWS;
-    block /= ROW_BLOCKS;
-    column = block % COLUMN_BLOCKS * BLOCK::COLUMNS;
-    batch = block / COLUMN_BLOCKS * BLOCK::HEADS;
-    part = w % BLOCK::WARPS;
-    split = w / BLOCK::WARPS % BLOCK::SPLIT;
-    head = w / (BLOCK::WARPS * BLOCK::SPLIT);
-  }
-  __device__ __forceinline__ int my_batch() const { return batch + head; }
-  __device__ __forceinline__ int my_row() const { return row + part * 16 * BLOCK::TILES; }
-  __device__ __forceinline__ int my_key(int step) const {
-    return step * BLOCK::STEP + split * BLOCK::KEYS;
-  }
-  // Has the warp any row?
-  __device__ __forceinline__ bool busy() const {
-    return my_batch() < SHAPE::BATCHES && my_row() < SHAPE::QUERIES;
-  }
-};
-
-// The tiles of q, k and v that a block has in shared memory, and how they are filled.
-template <class T, class SHAPE, class BLOCK, int DEPTH, int COLUMNS>
-struct AttentionTiles {
-  using Query = Tile<T, BLOCK::HEADS * BLOCK::ROWS, DEPTH>;
-  using Key = Tile<T, BLOCK::HEADS * BLOCK::STEP, DEPTH>;
-  using Value = Tile<T, BLOCK::HEADS * BLOCK::STEP, COLUMNS>;
-  static constexpr int STAGE = Key::ELEMENTS + Value::ELEMENTS;
-  AttentionPlace<SHAPE, BLOCK> place;
-  T *query, *stages;
-  __device__ __forceinline__ AttentionTiles(int block, unsigned char* shared)
-      : place(block), query(reinterpret_cast<T*>(shared)), stages(query + Query::ELEMENTS) {}
-  __device__ __forceinline__ T* keys(int stage) { return stages + stage * STAGE; }
-  __device__ __forceinline__ T* values(int stage) { return keys(stage) + Key::ELEMENTS; }
-
-  template <class Read>
-  __device__ __forceinline__ void load_query(const Read& read) {
-    int batch = place.batch, first = place.row;
-    constexpr int ROWS = BLOCK::ROWS;
-    fill<Query, BLOCK::THREADS>(query, [=](int r, int c, T* where) {
-      int b = batch + r / ROWS, m = first + r % ROWS;
-      read.put(where, b < SHAPE::BATCHES && m < SHAPE::QUERIES, b, m, c, SHAPE::DEPTH);
-    });
-  }
-  template <class TILE, class Read>
-  __device__ __forceinline__ void load_step(T* tile, int width, int step, int column,
-                                            const Read& read) {
-    int batch = place.batch, first = step * BLOCK::STEP;
-    constexpr int STEP = BLOCK::STEP;
-    fill<TILE, BLOCK::THREADS>(tile, [=](int r, int c, T* where) {
-      int b = batch + r / STEP, n = first + r % STEP;
-      read.put(where, c < width && b < SHAPE::BATCHES && n < SHAPE::KEYS, b, n, column + c,
-               column + width);
-    });
-  }
-};
-
-// Waits for each step's keys and values, and has the next ones under way meanwhile:
-// scores(step, keys) and then sums(step, values) are called for all steps, by all threads.
-template <class SHAPE, class BLOCK, class Tiles, class LoadKeys, class LoadValues, class Scores,
-          class Sums>
-__device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, LoadValues load_values,
-                                          Scores scores, Sums sums) {
-  constexpr int STEPS = AttentionPlace<SHAPE, BLOCK>::STEPS, STAGES = BLOCK::STAGES;
-  if constexpr (STAGES == 1) {  // keys are loaded during the sums, values during the scores
-    load_keys(0, tiles.keys(0));
-    copy_commit();
-    load_values(0, tiles.values(0));
-    copy_commit();
-    for (int step = 0; step < STEPS; ++step) {
-      copy_wait<1>();
-      sync<BLOCK::THREADS>();
-      scores(step, tiles.keys(0));
-      copy_wait<0>();
-      sync<BLOCK::THREADS>();
-      if (step + 1 < STEPS) load_keys(step + 1, tiles.keys(0));
-      copy_commit();
-      sums(step, tiles.values(0));
-      if (step + 1 < STEPS) {
-        sync<BLOCK::THREADS>();
-        load_values(step + 1, tiles.values(0));
-      }
-      copy_commit();
-    }
-  } else {
-#pragma unroll
-    for (int step = 0; step < STAGES - 1; ++step) {
-      if (step < STEPS) {
-        load_keys(step, tiles.keys(step));
-        load_values(step, tiles.values(step));
-      }
-      copy_commit();
-    }
-    int stage = 0, free = STAGES - 1;
-    for (int step = 0; step < STEPS; ++step) {
-      copy_wait<STAGES - 2>();
-      sync<BLOCK::THREADS>();  // this step's tiles are there, and all are done with the one before
-      if (step + STAGES - 1 < STEPS) {
-        load_keys(step + STAGES - 1, tiles.keys(free));
-        load_values(step + STAGES - 1, tiles.values(free));
-      }
-      copy_commit();
-      scores(step, tiles.keys(stage));
-      sums(step, tiles.values(stage));
-      stage = stage + 1 == STAGES ? 0 : stage + 1;
-      free = free + 1 == STAGES ? 0 : free + 1;
-    }
-  }
-}
 
 // The SPLIT shares of a head's rows, added up: each warp has COUNT sums a lane in ROWS rows,
 // `row_of(i)` and `out(i)`, and for each row its maximum and its sum, the same in all lanes of the
@@ -277,21 +141,22 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[t][j][i] = 0.0f;
   }
+  // Where a lane's rows of fragments lie. They are the same in each step, which must not compute them.
+  const PairsOfPieces<typename Tiles::Query> query_at(id % 16, id / 16, query_row);
+  const PairsOfPieces<typename Tiles::Key> key_at(id % 8 + id / 16 * 8, id / 8 % 2, key_row);
+  const PairsOfPieces<typename Tiles::Value> value_at(id % 16, id / 16, key_row);
   auto query = [&](uint32_t(&a)[4], int t, int kk) {
-    ldmatrix_x4(a, tiles.query + Tiles::Query::at(query_row + 16 * t + id % 16, 2 * kk + id / 16));
+    ldmatrix_x4(a, tiles.query + query_at(kk) + Tiles::Query::below(16 * t));
   };
 
   tiles.load_query(q);
   pipelined<SHAPE, BLOCK>(
       tiles,
-      [&](int step, T* tile) {
-        tiles.template load_step<typename Tiles::Key>(tile, SHAPE::DEPTH, step, 0, k);
-      },
-      [&](int step, T* tile) {
-        tiles.template load_step<typename Tiles::Value>(tile, SHAPE::WIDTH - column, step, column,
-                                                        v);
-      },
-      [&](int step, const T* keys) {
+      StepLoader<T, typename Tiles::Key, SHAPE, BLOCK, K>(k, place.batch, 0, SHAPE::DEPTH),
+      StepLoader<T, typename Tiles::Value, SHAPE, BLOCK, V>(v, place.batch, column,
+                                                            SHAPE::WIDTH - column),
+      [&](int step) { return whole_warp(busy && place.my_key(step) < SHAPE::KEYS); },
+      [&](int step, const T* keys, bool own) {
         const int first = place.my_key(step);
         if (BLOCK::HELD && step == 0) {
 #pragma unroll
@@ -306,7 +171,7 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
           for (int j = 0; j < KEY_TILES; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[t][j][i] = 0.0f;
-        if (!whole_warp(busy && first < SHAPE::KEYS)) return;
+        if (!own) return;
 #pragma unroll UNROLLED
         for (int kk = 0; kk < DEPTHS; ++kk) {
           uint32_t a[TILES][4];
@@ -319,11 +184,11 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
               query(a[t], t, kk);
             }
           }
+          const T* at = keys + key_at(kk);
 #pragma unroll
           for (int j = 0; j < KEY_TILES; j += 2) {
             uint32_t b[4];
-            ldmatrix_x4(b, keys + Tiles::Key::at(key_row + 8 * j + id % 8 + id / 16 * 8,
-                                                 2 * kk + id / 8 % 2));
+            ldmatrix_x4(b, at + Tiles::Key::below(8 * j));
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
               multiply<T>(scores[t][j], a[t], b[0], b[1]);
@@ -339,20 +204,37 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
             for (int i = 0; i < 4; ++i) {
               int m = row + 16 * t + 8 * (i / 2), n = first + 8 * j + id % 4 * 2 + i % 2;
               m = m < SHAPE::QUERIES ? m : SHAPE::QUERIES - 1;
-              float& x = scores[t][j][i];
-              if (TAIL) {
-                x = score(place.my_batch(), m, n < SHAPE::KEYS ? n : SHAPE::KEYS - 1, x);
-                x = n < SHAPE::KEYS ? x : no_key();
-              } else {
-                x = score(place.my_batch(), m, n, x);
+              if (TAIL) n = n < SHAPE::KEYS ? n : SHAPE::KEYS - 1;
+              scores[t][j][i] = score(place.my_batch(), m, n, scores[t][j][i]);
+            }
+        if (TAIL && whole_warp(first + KEYS > SHAPE::KEYS)) {
+#pragma unroll
+          for (int j = 0; j < KEY_TILES; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const bool real = first + 8 * j + id % 4 * 2 + i < SHAPE::KEYS;
+#pragma unroll
+              for (int t = 0; t < TILES; ++t) {
+                scores[t][j][i] = real ? scores[t][j][i] : no_key();
+                scores[t][j][i + 2] = real ? scores[t][j][i + 2] : no_key();
               }
             }
+        }
+        float highest[2 * TILES];
+        bool near = true;
 #pragma unroll
         for (int r = 0; r < 2 * TILES; ++r) {
-          float factor = weigh<4, 2 * KEY_TILES, SHAPE::GUARDED>(
-              score,
-              [&](int i) -> float& { return scores[r / 2][i / 2][r % 2 * 2 + i % 2]; }, top[r],
-              sum[r]);
+          highest[r] = row_highest<4, 2 * KEY_TILES>(
+              [&](int i) { return scores[r / 2][i / 2][r % 2 * 2 + i % 2]; }, top[r]);
+          near = near && highest[r] <= top[r] + score.reach();
+        }
+        if (in_all_lanes(near)) return;
+#pragma unroll
+        for (int r = 0; r < 2 * TILES; ++r) {
+          float factor = score.weight(top[r], shift_of(highest[r]));
+          top[r] = highest[r];
+          sum[r] *= factor;
+          factor = number<SHAPE::GUARDED>(factor);
 #pragma unroll
           for (int j = 0; j < VALUE_TILES; ++j) {
             out[r / 2][j][r % 2 * 2] *= factor;
@@ -360,8 +242,10 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
           }
         }
       },
-      [&](int step, const T* values) {
-        if (!whole_warp(busy && place.my_key(step) < SHAPE::KEYS)) return;
+      [&](int, const T* values) {
+        float shift[2 * TILES];
+#pragma unroll
+        for (int r = 0; r < 2 * TILES; ++r) shift[r] = shift_of(top[r]);
 #pragma unroll
         for (int kk = 0; kk < KEYS / 16; ++kk) {  // the scores' fragments are those of an operand
           uint32_t a[TILES][4];
@@ -370,13 +254,16 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const float(&c)[4] = scores[t][2 * kk + i / 2];
-              a[t][i] = pack<T>(c[i % 2 * 2], c[i % 2 * 2 + 1]);
+              const int r = 2 * t + i % 2;
+              const float low = score.weight(c[i % 2 * 2], shift[r]);
+              const float high = score.weight(c[i % 2 * 2 + 1], shift[r]);
+              sum[r] += low + high;
+              a[t][i] = pack<T>(number<SHAPE::GUARDED>(low), number<SHAPE::GUARDED>(high));
             }
-          const int at = key_row + 16 * kk + id % 16;
 #pragma unroll
           for (int j = 0; j + 1 < VALUE_TILES; j += 2) {
             uint32_t b[4];
-            ldmatrix_x4_trans(b, values + Tiles::Value::at(at, j + id / 16));
+            ldmatrix_x4_trans(b, values + value_at(j / 2) + Tiles::Value::below(16 * kk));
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
               multiply<T>(out[t][j], a[t], b[0], b[1]);
@@ -385,7 +272,8 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
           }
           if constexpr (VALUE_TILES % 2 != 0) {
             uint32_t b[2];
-            ldmatrix_x2_trans(b, values + Tiles::Value::at(at, VALUE_TILES - 1));
+            ldmatrix_x2_trans(b, values + Tiles::Value::at(key_row + id % 16, VALUE_TILES - 1) +
+                                     Tiles::Value::below(16 * kk));
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
               multiply<T>(out[t][VALUE_TILES - 1], a[t], b[0], b[1]);

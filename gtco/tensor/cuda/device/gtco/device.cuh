@@ -167,6 +167,10 @@ __device__ __forceinline__ T shuffle_down(T value, int by) {
 __device__ __forceinline__ bool whole_warp(bool condition) {
   return __all_sync(0xffffffffu, condition);
 }
+// Is the condition, another in each lane, true in all of them?
+__device__ __forceinline__ bool in_all_lanes(bool condition) {
+  return __all_sync(0xffffffffu, condition);
+}
 
 // ---- matrix instructions
 
@@ -353,6 +357,12 @@ __device__ __forceinline__ T* in_global(T* pointer) {
 #endif
 
 namespace gtco {
+
+// The same number, in a register: the compiler does not know what it is computed from.
+__device__ __forceinline__ int kept(int x) {
+  asm("" : "+r"(x));
+  return x;
+}
 
 // In every lane, of the 32 lanes' values.
 __device__ __forceinline__ float warp_sum(float value) {
