@@ -30,7 +30,10 @@ NEAR = 0.3e-6  # seconds of a load from L2
 MEETING = 3 * NEAR  # seconds: sums of a block to L2, a counter there and back, sums of others
 STEP = 150  # clocks from barrier to barrier: ldmatrix, a few dependent mma, the barrier
 PARTITIONS = 4  # partitions of a multiprocessor; each has its share of every unit
-L2_PORT, SHARED_PORT = 64, 128  # bytes a clock of one multiprocessor
+# Bytes a clock of one multiprocessor. L1 and shared memory are one memory with one port: an access
+# to L1 takes it for a clock for each line that the warp's lanes touch.
+L2_PORT, SHARED_PORT = 64, 128
+INTEGERS = 64  # integer operations a clock of one multiprocessor (CUDA C++ Programming Guide)
 WARP = 32  # threads
 BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # at most on a multiprocessor, by generation
 # Bytes of shared memory that each block costs beside its own, and the unit of allocation.
@@ -40,7 +43,6 @@ RESERVED, SHARED_GRANULE = (
 )
 GRANULE = 8  # the registers of a thread are allocated in eights
 KEPT = 0.5  # share of L2 that a stage may count on for activations
-LOAD = 16  # bytes that a thread asks for at once
 RANKED = 16  # configs of a signature among which its next stages choose
 
 
@@ -220,7 +222,9 @@ class GpuPolicy(PricingPolicy):
         rate, fma = (target.rate(unit) / target.sms * busy for unit in (launch.unit, "fma"))
         work = share * launch.work / rate if launch.work else 0.0
         vector = share * launch.vector / (fma / 2)
-        ports = share * max(launch.traffic / L2_PORT, launch.staged / SHARED_PORT) / target.clock
+        vector += share * launch.indexing / (INTEGERS * target.clock * busy)
+        near = launch.staged / SHARED_PORT + launch.lines
+        ports = share * max(launch.traffic / L2_PORT, near) / target.clock
         chain = launch.steps * STEP / target.clock
         if launch.overlapped:
             return max(work, ports, chain) + vector
@@ -237,7 +241,7 @@ class GpuPolicy(PricingPolicy):
         activations = moved - weights
         kept = min(1.0, KEPT * target.l2 / activations) if activations else 1.0
         far = weights + (1 - kept) * activations
-        under_way = launch.threads * LOAD
+        under_way = launch.threads * launch.asked
         if launch.overlapped:
             under_way = max(under_way, launch.shared)
         asked = min(launch.blocks, room * target.sms) * under_way

@@ -51,7 +51,7 @@ class Launch:
     - ``unit``: the unit that does ``work`` FLOPs in all blocks together, padding included;
     - ``vector``: float32 operations of CUDA cores beside it (epilogue, exponentials);
     - ``read``, ``written``: bytes that memory delivers and takes at least once;
-    - ``traffic``: bytes that all blocks together ask L2 for;
+    - ``traffic``: bytes that all blocks together ask L2 for, in whole sectors of 32 bytes;
     - ``flops``: the operations for which the stage is counted;
     - ``overlapped``: True if loads are under way while the block computes;
     - ``staged``: bytes that all warps together read from shared memory;
@@ -61,7 +61,10 @@ class Launch:
       proposed to be measured;
     - ``joined``: bytes that the last of the blocks that share a tile reads after all others have
       ended;
-    - ``copying``: the number of threads that only bring the data that the others multiply.
+    - ``copying``: the number of threads that only bring the data that the others multiply;
+    - ``indexing``: integer operations that find addresses and decide conditions;
+    - ``lines``: lines of L1 that the accesses of all warps touch. Each access counts anew;
+    - ``asked``: bytes that a thread asks memory for at once, before it uses any of them.
     """
 
     blocks: int
@@ -81,3 +84,6 @@ class Launch:
     trusted: bool = True
     joined: float = 0.0
     copying: int = 0
+    indexing: float = 0.0
+    lines: float = 0.0
+    asked: float = 16.0
