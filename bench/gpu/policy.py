@@ -35,7 +35,6 @@ from gtco.tensor.space import Config, Space
 
 from ..harness.suite import console
 
-READINGS = Path(__file__).parent / "readings" / "h200.jsonl.gz"
 # Seconds that two events add to a launch between them: on an H200, the stages of ViT-Ti and Swin-T
 # take 2.0 and 2.4 us longer each, timed one by one, than in the model's graph.
 EVENTS = 2.1e-6

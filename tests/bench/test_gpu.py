@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,17 @@ def test_prices_hold_beside_what_a_gpu_timed(
         count, ratio, error = found["errors"][unit]
         assert count > 100 and 0.75 < ratio < 1.3 and error < 0.3, unit
     assert "picks of" in capsys.readouterr().out
+
+
+def test_measuring_needs_no_tvm(tmp_path: Path) -> None:
+    """A machine with a GPU may have no compiler."""
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('tvm', 'tvm_ffi', 'onnxsim', 'cuda'))\n"
+        "from bench.gpu import gpu, kernel_times, peers\n"
+        "from gtco.support.errors import OptionError\n"
+        f"try: gpu.main(['measure', '--folder', {str(tmp_path)!r}])\n"
+        "except OptionError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "no GPU to measure on" in done.stdout, done.stderr
