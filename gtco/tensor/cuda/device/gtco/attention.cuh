@@ -100,12 +100,14 @@ struct AttentionTiles {
   }
 };
 
-// Waits for each step's keys and values, and has the next ones under way meanwhile:
-// scores(step, keys) and then sums(step, values) are called for all steps, by all threads.
-template <class SHAPE, class BLOCK, class Tiles, class LoadKeys, class LoadValues, class Scores,
-          class Sums>
+// Waits for each step's keys and values, and has the next ones under way meanwhile. All threads call
+// mine(step), the same in a whole warp: has the warp work in this step? Then scores(step, keys, true)
+// and sums(step, values) are called, without a branch between them if nothing is awaited there. If
+// something is, scores(step, keys, false) is called too: what sums reads is written on every way.
+template <class SHAPE, class BLOCK, class Tiles, class LoadKeys, class LoadValues, class Mine,
+          class Scores, class Sums>
 __device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, LoadValues load_values,
-                                          Scores scores, Sums sums) {
+                                          Mine mine, Scores scores, Sums sums) {
   constexpr int STEPS = AttentionPlace<SHAPE, BLOCK>::STEPS, STAGES = BLOCK::STAGES;
   if constexpr (STAGES == 1) {  // keys are loaded during the sums, values during the scores
     load_keys(0, tiles.keys(0));
@@ -113,14 +115,15 @@ __device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, Load
     load_values(0, tiles.values(0));
     copy_commit();
     for (int step = 0; step < STEPS; ++step) {
+      const bool own = mine(step);
       copy_wait<1>();
       sync<BLOCK::THREADS>();
-      scores(step, tiles.keys(0));
+      scores(step, tiles.keys(0), own);
       copy_wait<0>();
       sync<BLOCK::THREADS>();
       if (step + 1 < STEPS) load_keys(step + 1, tiles.keys(0));
       copy_commit();
-      sums(step, tiles.values(0));
+      if (own) sums(step, tiles.values(0));
       if (step + 1 < STEPS) {
         sync<BLOCK::THREADS>();
         load_values(step + 1, tiles.values(0));
@@ -145,8 +148,10 @@ __device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, Load
         load_values(step + STAGES - 1, tiles.values(free));
       }
       copy_commit();
-      scores(step, tiles.keys(stage));
-      sums(step, tiles.values(stage));
+      if (mine(step)) {
+        scores(step, tiles.keys(stage), true);
+        sums(step, tiles.values(stage));
+      }
       stage = stage + 1 == STAGES ? 0 : stage + 1;
       free = free + 1 == STAGES ? 0 : free + 1;
     }
@@ -291,7 +296,8 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
         tiles.template load_step<typename Tiles::Value>(tile, SHAPE::WIDTH - column, step, column,
                                                         v);
       },
-      [&](int step, const T* keys) {
+      [&](int step) { return whole_warp(busy && place.my_key(step) < SHAPE::KEYS); },
+      [&](int step, const T* keys, bool own) {
         const int first = place.my_key(step);
         if (BLOCK::HELD && step == 0) {
 #pragma unroll
@@ -306,7 +312,8 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
           for (int j = 0; j < KEY_TILES; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[t][j][i] = 0.0f;
-        if (!whole_warp(busy && first < SHAPE::KEYS)) return;
+        if (!own) return;
+        keys += Tiles::Key::below(key_row);
 #pragma unroll UNROLLED
         for (int kk = 0; kk < DEPTHS; ++kk) {
           uint32_t a[TILES][4];
@@ -319,11 +326,11 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
               query(a[t], t, kk);
             }
           }
+          const T* at = keys + Tiles::Key::at(id % 8 + id / 16 * 8, 2 * kk + id / 8 % 2);
 #pragma unroll
           for (int j = 0; j < KEY_TILES; j += 2) {
             uint32_t b[4];
-            ldmatrix_x4(b, keys + Tiles::Key::at(key_row + 8 * j + id % 8 + id / 16 * 8,
-                                                 2 * kk + id / 8 % 2));
+            ldmatrix_x4(b, at + Tiles::Key::below(8 * j));
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
               multiply<T>(scores[t][j], a[t], b[0], b[1]);
@@ -339,20 +346,37 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
             for (int i = 0; i < 4; ++i) {
               int m = row + 16 * t + 8 * (i / 2), n = first + 8 * j + id % 4 * 2 + i % 2;
               m = m < SHAPE::QUERIES ? m : SHAPE::QUERIES - 1;
-              float& x = scores[t][j][i];
-              if (TAIL) {
-                x = score(place.my_batch(), m, n < SHAPE::KEYS ? n : SHAPE::KEYS - 1, x);
-                x = n < SHAPE::KEYS ? x : no_key();
-              } else {
-                x = score(place.my_batch(), m, n, x);
+              if (TAIL) n = n < SHAPE::KEYS ? n : SHAPE::KEYS - 1;
+              scores[t][j][i] = score(place.my_batch(), m, n, scores[t][j][i]);
+            }
+        if (TAIL && whole_warp(first + KEYS > SHAPE::KEYS)) {
+#pragma unroll
+          for (int j = 0; j < KEY_TILES; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const bool real = first + 8 * j + id % 4 * 2 + i < SHAPE::KEYS;
+#pragma unroll
+              for (int t = 0; t < TILES; ++t) {
+                scores[t][j][i] = real ? scores[t][j][i] : no_key();
+                scores[t][j][i + 2] = real ? scores[t][j][i + 2] : no_key();
               }
             }
+        }
+        float highest[2 * TILES];
+        bool near = true;
 #pragma unroll
         for (int r = 0; r < 2 * TILES; ++r) {
-          float factor = weigh<4, 2 * KEY_TILES, SHAPE::GUARDED>(
-              score,
-              [&](int i) -> float& { return scores[r / 2][i / 2][r % 2 * 2 + i % 2]; }, top[r],
-              sum[r]);
+          highest[r] = row_highest<4, 2 * KEY_TILES>(
+              [&](int i) { return scores[r / 2][i / 2][r % 2 * 2 + i % 2]; }, top[r]);
+          near = near && highest[r] <= top[r] + score.reach();
+        }
+        if (whole_warp(near)) return;
+#pragma unroll
+        for (int r = 0; r < 2 * TILES; ++r) {
+          float factor = score.weight(top[r], shift_of(highest[r]));
+          top[r] = highest[r];
+          sum[r] *= factor;
+          factor = number<SHAPE::GUARDED>(factor);
 #pragma unroll
           for (int j = 0; j < VALUE_TILES; ++j) {
             out[r / 2][j][r % 2 * 2] *= factor;
@@ -360,8 +384,11 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
           }
         }
       },
-      [&](int step, const T* values) {
-        if (!whole_warp(busy && place.my_key(step) < SHAPE::KEYS)) return;
+      [&](int, const T* values) {
+        values += Tiles::Value::below(key_row);
+        float shift[2 * TILES];
+#pragma unroll
+        for (int r = 0; r < 2 * TILES; ++r) shift[r] = shift_of(top[r]);
 #pragma unroll
         for (int kk = 0; kk < KEYS / 16; ++kk) {  // the scores' fragments are those of an operand
           uint32_t a[TILES][4];
@@ -370,13 +397,17 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const float(&c)[4] = scores[t][2 * kk + i / 2];
-              a[t][i] = pack<T>(c[i % 2 * 2], c[i % 2 * 2 + 1]);
+              const int r = 2 * t + i % 2;
+              const float low = score.weight(c[i % 2 * 2], shift[r]);
+              const float high = score.weight(c[i % 2 * 2 + 1], shift[r]);
+              sum[r] += low + high;
+              a[t][i] = pack<T>(number<SHAPE::GUARDED>(low), number<SHAPE::GUARDED>(high));
             }
-          const int at = key_row + 16 * kk + id % 16;
 #pragma unroll
           for (int j = 0; j + 1 < VALUE_TILES; j += 2) {
             uint32_t b[4];
-            ldmatrix_x4_trans(b, values + Tiles::Value::at(at, j + id / 16));
+            ldmatrix_x4_trans(
+                b, values + Tiles::Value::at(id % 16, j + id / 16) + Tiles::Value::below(16 * kk));
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
               multiply<T>(out[t][j], a[t], b[0], b[1]);
@@ -385,7 +416,8 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
           }
           if constexpr (VALUE_TILES % 2 != 0) {
             uint32_t b[2];
-            ldmatrix_x2_trans(b, values + Tiles::Value::at(at, VALUE_TILES - 1));
+            ldmatrix_x2_trans(
+                b, values + Tiles::Value::at(id % 16, VALUE_TILES - 1) + Tiles::Value::below(16 * kk));
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
               multiply<T>(out[t][VALUE_TILES - 1], a[t], b[0], b[1]);

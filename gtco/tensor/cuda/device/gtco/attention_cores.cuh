@@ -54,9 +54,10 @@ __device__ __forceinline__ void attention_cores(int block, Q q, K k, V v, Score 
         tiles.template load_step<typename Tiles::Value>(
             tile, left < BLOCK::COLUMNS ? left : BLOCK::COLUMNS, step, column, v);
       },
-      [&](int step, const float* keys) {
+      [&](int step) { return whole_warp(busy && place.my_key(step) < SHAPE::KEYS); },
+      [&](int step, const float* keys, bool own) {
         const int first = place.my_key(step);
-        if (!whole_warp(busy && first < SHAPE::KEYS)) return;
+        if (!own) return;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -102,8 +103,7 @@ __device__ __forceinline__ void attention_cores(int block, Q q, K k, V v, Score 
         }
         sync_warp();
       },
-      [&](int step, const float* values) {
-        if (!whole_warp(busy && place.my_key(step) < SHAPE::KEYS)) return;
+      [&](int, const float* values) {
 #pragma unroll 1
         for (int n = 0; n < BLOCK::KEYS; n += 4) {
           float a[ROWS][4];

@@ -26,6 +26,8 @@ __device__ __forceinline__ float no_key() {
 }
 
 constexpr float LOG2E = 1.4426950408889634f;
+// A weight is at most 2^REACH where sums stay relative to an older maximum: float16 holds it.
+constexpr float REACH = 8.0f;
 
 // Scores that are `scale` (positive) times the product and nothing else. They stay products until
 // they are exponents, so that scale and shift cost one multiply-add a score.
@@ -39,6 +41,8 @@ struct Scaled {
     float factor = scale * LOG2E;
     return power_of_two(fmaf(score, factor, -(top * factor)));
   }
+  // How much greater than `top` a score of weight 2^REACH is.
+  __device__ __forceinline__ float reach() const { return REACH / (scale * LOG2E); }
 };
 
 // Scores that `score(batch, query, key, product)` makes, a mask or bias in them: the difference is
@@ -52,6 +56,7 @@ struct Scored {
   __device__ __forceinline__ float weight(float score, float top) const {
     return power_of_two((score - top) * LOG2E);
   }
+  __device__ __forceinline__ float reach() const { return REACH / LOG2E; }
 };
 template <class F>
 __device__ __forceinline__ Scored<F> scored(F score) {
@@ -81,16 +86,21 @@ __device__ __forceinline__ float lanes_sum(float x) {
   return x;
 }
 
+// The greatest of COUNT scores `at(i)` of each lane of a row and of `top`. It may lose a NaN.
+template <int LANES, int COUNT, class At>
+__device__ __forceinline__ float row_highest(At at, float top) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) top = fmaxf(top, at(i));
+  return lanes_max<LANES>(top);
+}
+
 // COUNT scores `at(i)` of a row become weights relative to the row's maximum so far, `top`; `sum`
 // is this lane's share of their sum. Gives the factor that what was summed before must take. A
 // maximum may lose a NaN: its weight is NaN all the same, and so is the sum. Where they are GUARDED
 // the sum alone keeps the NaN, so that what the weights multiply is lost only to a NaN of its own.
 template <int LANES, int COUNT, bool GUARDED, class Score, class At>
 __device__ __forceinline__ float weigh(const Score& score, At at, float& top, float& sum) {
-  float highest = top;
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) highest = fmaxf(highest, at(i));
-  highest = lanes_max<LANES>(highest);
+  const float highest = row_highest<LANES, COUNT>(at, top);
   float shift = shift_of(highest);
   float factor = score.weight(top, shift);
   float here = 0.0f;

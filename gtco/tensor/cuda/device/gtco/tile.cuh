@@ -20,6 +20,8 @@ struct Tile {
   static __device__ __forceinline__ int at(int row, int piece) {
     return (row * PIECES + (piece ^ (row / (8 / SWAPS) % SWAPS))) * PIECE;
   }
+  // How much further it lies `rows` rows below, a multiple of 8: pieces are exchanged there alike.
+  static __device__ __forceinline__ int below(int rows) { return rows * COLUMNS; }
 };
 
 // Fills a tile by THREADS threads: `put(row, column, where)` for each of its pieces. A sync() stands
