@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tvm.sym import detect_linear_equation
+from tvm.tirx import IntImm
+
 from gtco.tensor.analysis.indices import floormod
 from gtco.tensor.analysis.probe import Probe, depends_on
 from gtco.tensor.analysis.scope import Expr
@@ -34,3 +37,20 @@ def in_pieces(
     ((_, flat),) = probe.loads
     begin = scope.index(flat - within)
     return not depends_on(begin, within) and scope.index(floormod(begin, piece)) == 0
+
+
+def row_stride(
+    stage: Stage,
+    tensor: str,
+    extents: Sequence[int],
+    index: Callable[[Sequence[Expr]], Sequence[Expr]],
+) -> int | None:
+    """How many elements apart neighbours along the last but one of these axes lie in memory, where
+    all of them lie evenly; else None. ``tensor`` and ``index`` are those of :func:`in_pieces`.
+    """
+    probe = Probe(stage)
+    places = probe.scope.variables(extents)
+    probe.follow(tensor, index(places))
+    ((_, flat),) = probe.loads
+    found = detect_linear_equation(flat, [places[-2]])
+    return int(found[0]) if len(found) and isinstance(found[0], IntImm) else None

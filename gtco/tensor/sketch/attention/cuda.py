@@ -31,7 +31,7 @@ from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.cuda import neighbours
 from gtco.tensor.cuda.arguments import Arguments, arguments
 from gtco.tensor.cuda.lambdas import address, store, value
-from gtco.tensor.cuda.pieces import in_pieces
+from gtco.tensor.cuda.pieces import in_pieces, row_stride
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES
@@ -337,7 +337,9 @@ class CudaAttention:
         stored = self.mma or self.operand == "float32"  # the dtype that tiles hold
         index = partial(self._of_operand, which)
         if stored and in_pieces(self.stage, tensor, extents, index, piece):
-            return address(args, self.stage, tensor, name, params, index), "addressed"
+            stride = row_stride(self.stage, tensor, extents, index) if name != "q" else None
+            way = "addressed" if stride is None else f"evenly_addressed<{stride}>"
+            return address(args, self.stage, tensor, name, params, index), way
         pieces = (*params[:2], ("p", extents[-1] // piece))
         text = neighbours.reading(
             args,

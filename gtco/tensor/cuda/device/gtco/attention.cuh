@@ -87,16 +87,68 @@ struct AttentionTiles {
       read.put(where, b < SHAPE::BATCHES && m < SHAPE::QUERIES, b, m, c, SHAPE::DEPTH);
     });
   }
-  template <class TILE, class Read>
-  __device__ __forceinline__ void load_step(T* tile, int width, int step, int column,
-                                            const Read& read) {
-    int batch = place.batch, first = step * BLOCK::STEP;
+};
+
+// Brings a step's keys or values to their tile: `width` columns from `column` on.
+template <class T, class TILE, class SHAPE, class BLOCK, class Read>
+struct StepLoader {
+  const Read& read;
+  const int batch, column, width;
+  __device__ __forceinline__ StepLoader(const Read& read, int batch, int column, int width)
+      : read(read), batch(batch), column(column), width(width) {}
+  __device__ __forceinline__ void operator()(int step, T* tile) const {
     constexpr int STEP = BLOCK::STEP;
+    const int first = step * STEP, b0 = batch, c0 = column, columns = width;
+    const Read& from = read;
     fill<TILE, BLOCK::THREADS>(tile, [=](int r, int c, T* where) {
-      int b = batch + r / STEP, n = first + r % STEP;
-      read.put(where, c < width && b < SHAPE::BATCHES && n < SHAPE::KEYS, b, n, column + c,
-               column + width);
+      const int b = b0 + r / STEP, n = first + r % STEP;
+      from.put(where, c < columns && b < SHAPE::BATCHES && n < SHAPE::KEYS, b, n, c0 + c,
+               c0 + columns);
     });
+  }
+};
+
+// Of rows that lie evenly, a thread copies the same piece of every ROWS-th: it knows their places
+// from those of its first.
+template <class T, class TILE, class SHAPE, class BLOCK, int ROW, class F>
+struct StepLoader<T, TILE, SHAPE, BLOCK, EvenlyAddressed<ROW, F>> {
+  using Read = EvenlyAddressed<ROW, F>;
+  static constexpr int STEP = BLOCK::STEP, ROWS = BLOCK::THREADS / TILE::PIECES;
+  static constexpr bool EVEN = BLOCK::HEADS == 1 && BLOCK::THREADS % TILE::PIECES == 0 &&
+                               ROWS % 8 == 0 && ROWS <= STEP && STEP % ROWS == 0;
+  static constexpr int COPIES = GTCO_ARCH >= 800 ? 16 : 4;  // under way at once: elsewhere registers
+  const StepLoader<T, TILE, SHAPE, BLOCK, Addressed<F>> any;
+  const T* first = nullptr;
+  int row = 0, place = 0;
+  bool valid = false;
+
+  __device__ __forceinline__ StepLoader(const Read& read, int batch, int column, int width)
+      : any(read, batch, column, width) {
+    if constexpr (EVEN) {
+      const int piece = int(threadIdx.x) % TILE::PIECES, c = piece * TILE::PIECE;
+      row = int(threadIdx.x) / TILE::PIECES;
+      place = kept(TILE::at(row, piece));
+      valid = c < width;
+      first = read.at(batch, 0, column + (valid ? c : 0)) + int64_t(row) * ROW;
+    }
+  }
+  __device__ __forceinline__ void operator()(int step, T* tile) const {
+    if constexpr (!EVEN) {
+      any(step, tile);
+    } else {
+      const T* from = first + int64_t(step) * (STEP * ROW);
+      T* where = tile + place;
+      const int keys = SHAPE::KEYS - step * STEP;
+      if (keys >= STEP) {
+#pragma unroll COPIES
+        for (int r = 0; r < STEP; r += ROWS)
+          copy_16(where + TILE::below(r), from + int64_t(r) * ROW, valid);
+      } else {
+#pragma unroll COPIES
+        for (int r = 0; r < STEP; r += ROWS)
+          copy_16(where + TILE::below(r), from + int64_t(r) * ROW, valid && row + r < keys);
+      }
+    }
   }
 };
 
@@ -282,20 +334,20 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[t][j][i] = 0.0f;
   }
+  // Where a lane's rows of fragments lie. They are the same in each step, which must not compute them.
+  const PairsOfPieces<typename Tiles::Query> query_at(id % 16, id / 16, query_row);
+  const PairsOfPieces<typename Tiles::Key> key_at(id % 8 + id / 16 * 8, id / 8 % 2, key_row);
+  const PairsOfPieces<typename Tiles::Value> value_at(id % 16, id / 16, key_row);
   auto query = [&](uint32_t(&a)[4], int t, int kk) {
-    ldmatrix_x4(a, tiles.query + Tiles::Query::at(query_row + 16 * t + id % 16, 2 * kk + id / 16));
+    ldmatrix_x4(a, tiles.query + query_at(kk) + Tiles::Query::below(16 * t));
   };
 
   tiles.load_query(q);
   pipelined<SHAPE, BLOCK>(
       tiles,
-      [&](int step, T* tile) {
-        tiles.template load_step<typename Tiles::Key>(tile, SHAPE::DEPTH, step, 0, k);
-      },
-      [&](int step, T* tile) {
-        tiles.template load_step<typename Tiles::Value>(tile, SHAPE::WIDTH - column, step, column,
-                                                        v);
-      },
+      StepLoader<T, typename Tiles::Key, SHAPE, BLOCK, K>(k, place.batch, 0, SHAPE::DEPTH),
+      StepLoader<T, typename Tiles::Value, SHAPE, BLOCK, V>(v, place.batch, column,
+                                                            SHAPE::WIDTH - column),
       [&](int step) { return whole_warp(busy && place.my_key(step) < SHAPE::KEYS); },
       [&](int step, const T* keys, bool own) {
         const int first = place.my_key(step);
@@ -313,7 +365,6 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[t][j][i] = 0.0f;
         if (!own) return;
-        keys += Tiles::Key::below(key_row);
 #pragma unroll UNROLLED
         for (int kk = 0; kk < DEPTHS; ++kk) {
           uint32_t a[TILES][4];
@@ -326,7 +377,7 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
               query(a[t], t, kk);
             }
           }
-          const T* at = keys + Tiles::Key::at(id % 8 + id / 16 * 8, 2 * kk + id / 8 % 2);
+          const T* at = keys + key_at(kk);
 #pragma unroll
           for (int j = 0; j < KEY_TILES; j += 2) {
             uint32_t b[4];
@@ -385,7 +436,6 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
         }
       },
       [&](int, const T* values) {
-        values += Tiles::Value::below(key_row);
         float shift[2 * TILES];
 #pragma unroll
         for (int r = 0; r < 2 * TILES; ++r) shift[r] = shift_of(top[r]);
@@ -406,8 +456,7 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
 #pragma unroll
           for (int j = 0; j + 1 < VALUE_TILES; j += 2) {
             uint32_t b[4];
-            ldmatrix_x4_trans(
-                b, values + Tiles::Value::at(id % 16, j + id / 16) + Tiles::Value::below(16 * kk));
+            ldmatrix_x4_trans(b, values + value_at(j / 2) + Tiles::Value::below(16 * kk));
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
               multiply<T>(out[t][j], a[t], b[0], b[1]);
@@ -416,8 +465,8 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
           }
           if constexpr (VALUE_TILES % 2 != 0) {
             uint32_t b[2];
-            ldmatrix_x2_trans(
-                b, values + Tiles::Value::at(id % 16, VALUE_TILES - 1) + Tiles::Value::below(16 * kk));
+            ldmatrix_x2_trans(b, values + Tiles::Value::at(key_row + id % 16, VALUE_TILES - 1) +
+                                     Tiles::Value::below(16 * kk));
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
               multiply<T>(out[t][VALUE_TILES - 1], a[t], b[0], b[1]);

@@ -43,17 +43,13 @@ __device__ __forceinline__ void attention_cores(int block, Q q, K k, V v, Score 
     for (int i = 0; i < 4 * PIECES; ++i) out[r][i] = 0.0f;
   }
 
+  const int left = SHAPE::WIDTH - column;
   tiles.load_query(q);
   pipelined<SHAPE, BLOCK>(
       tiles,
-      [&](int step, float* tile) {
-        tiles.template load_step<typename Tiles::Key>(tile, SHAPE::DEPTH, step, 0, k);
-      },
-      [&](int step, float* tile) {
-        const int left = SHAPE::WIDTH - column;
-        tiles.template load_step<typename Tiles::Value>(
-            tile, left < BLOCK::COLUMNS ? left : BLOCK::COLUMNS, step, column, v);
-      },
+      StepLoader<float, typename Tiles::Key, SHAPE, BLOCK, K>(k, place.batch, 0, SHAPE::DEPTH),
+      StepLoader<float, typename Tiles::Value, SHAPE, BLOCK, V>(
+          v, place.batch, column, left < BLOCK::COLUMNS ? left : BLOCK::COLUMNS),
       [&](int step) { return whole_warp(busy && place.my_key(step) < SHAPE::KEYS); },
       [&](int step, const float* keys, bool own) {
         const int first = place.my_key(step);

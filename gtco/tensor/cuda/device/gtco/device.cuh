@@ -354,6 +354,12 @@ __device__ __forceinline__ T* in_global(T* pointer) {
 
 namespace gtco {
 
+// The same number, in a register: the compiler does not know what it is computed from.
+__device__ __forceinline__ int kept(int x) {
+  asm("" : "+r"(x));
+  return x;
+}
+
 // In every lane, of the 32 lanes' values.
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll

@@ -24,6 +24,23 @@ struct Tile {
   static __device__ __forceinline__ int below(int rows) { return rows * COLUMNS; }
 };
 
+// Where the pieces own, 2 + own, 4 + own... of a row lie, `own` 0 or 1: the row is `row` below
+// `first`, a multiple of 8. XOR changes the last three bits of a piece's number, so that eight pieces
+// on it is as much further in every row. What a thread keeps is kept, and not computed again.
+template <class TILE>
+struct PairsOfPieces {
+  static constexpr int COUNT = TILE::PIECES >= 8 ? 4 : (TILE::PIECES + 1) / 2;
+  int places[COUNT];
+  __device__ __forceinline__ PairsOfPieces(int row, int own, int first) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+      places[i] = kept(TILE::at(row, 2 * i + own) + TILE::below(first));
+  }
+  __device__ __forceinline__ int operator()(int pair) const {
+    return places[pair % 4] + pair / 4 * 8 * TILE::PIECE;
+  }
+};
+
 // Fills a tile by THREADS threads: `put(row, column, where)` for each of its pieces. A sync() stands
 // between this and who reads the tile.
 template <class TILE, int THREADS, class T, class Put>
@@ -62,6 +79,12 @@ struct Addressed {
     copy_16(where, at(b, row, c), valid && c < width);
   }
 };
+// The same of rows that lie ROW elements apart, all of a batch.
+template <int ROW_, class F>
+struct EvenlyAddressed : Addressed<F> {
+  static constexpr int ROW = ROW_;
+  __device__ __forceinline__ explicit EvenlyAddressed(F at) : Addressed<F>{at} {}
+};
 // at(b, row, p, x) computes the p-th piece of a row. `width` is whole pieces.
 template <class F>
 struct Pieced {
@@ -92,6 +115,10 @@ struct Valued {
 template <class F>
 __device__ __forceinline__ Addressed<F> addressed(F at) {
   return {at};
+}
+template <int ROW, class F>
+__device__ __forceinline__ EvenlyAddressed<ROW, F> evenly_addressed(F at) {
+  return EvenlyAddressed<ROW, F>(at);
 }
 template <class F>
 __device__ __forceinline__ Pieced<F> pieced(F at) {
