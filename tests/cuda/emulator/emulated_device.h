@@ -109,6 +109,11 @@ __forceinline__ T shuffle_down(T value, int by) {
   return shuffled(gtco_emulator::SHUFFLE_DOWN, value, by);
 }
 __forceinline__ bool whole_warp(bool condition) { return shuffle(int(condition), 0) != 0; }
+__forceinline__ bool in_all_lanes(bool condition) {
+  int all = int(condition);
+  for (int mask = 1; mask < 32; mask *= 2) all &= shuffle_xor(all, mask);
+  return all != 0;
+}
 
 __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
   gtco_emulator::ldmatrix(gtco_emulator::LDMATRIX, r, 4, row);

@@ -46,6 +46,10 @@ REGISTERS = 240  # of a thread, estimated: it can address 255, and NVRTC takes a
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
 LANES = 16  # for which element-wise operators are counted; each lane of an operation counts as one
 BIAS = 6.0  # float32 operations of a score's bias: an address, a load, an addition
+# What a lane does in a step on Tensor Cores, whatever the number of its keys: for each 16 rows the
+# maxima of two among 4 lanes, and whether they grew; and waiting, votes, addresses of fragments.
+MAXIMA, STEP = 14.0, 50.0
+MERGED = 4.0  # operations of a sum of a share of the keys: stored, read and added up
 KEYS = (8, 16, 32, 64, 128)  # keys that a warp takes in a step
 _LEAST: Mapping[str, Option] = dict(
     query="shared", tiles=1, warps=1, split=1, heads=1, stages=1
@@ -222,17 +226,26 @@ class CudaAttention:
         item = ITEM_BYTES[self.operand]
         biased = len(self.op.inputs) > 3
         operands = item * float(b * columns) * (rows * n * (d + block.columns) + m * d)
-        sums = b * columns * high * block.width * ceil(n / block.keys)
+        warp_steps = scores / (16 * block.tiles * block.keys)
+        steps = ceil(n / block.step)
+        count = rows * columns * heads
+        if self.mma:  # sums are scaled in a few steps alone
+            looping = 32 * warp_steps * (STEP + MAXIMA * block.tiles)
+            looping += count * steps * block.copying
+        else:
+            looping = b * columns * high * block.width * ceil(n / block.keys)
+        merged = count * MERGED * block.merged
         written = float(self.stage.output.type.nbytes)
         return Launch(
-            blocks=rows * columns * heads,
+            blocks=count,
             threads=32 * block.count,
             shared=block.shared,
             registers=block.registers,
             unit=self.unit,
             work=2.0 * scores * (block.depth + block.width),
             vector=scores * (SCORE + BIAS * biased)
-            + sums
+            + looping
+            + merged
             + b * m * e * (3.0 + self._tail_vectors)
             + self._prologue(rows, columns),
             read=float(self.stage.input_bytes),
@@ -240,8 +253,8 @@ class CudaAttention:
             traffic=operands + written + biased * 4.0 * b * columns * m * n,
             flops=self.flops,
             overlapped=block.stages > 1,
-            staged=scores / (16 * block.tiles * block.keys) * block.staged,
-            steps=ceil(n / block.step),
+            staged=warp_steps * block.staged,
+            steps=steps,
             ahead=max(1, block.stages - 1),
         )
 

@@ -12,6 +12,8 @@ CORES_OTHERS = 24  # the same on CUDA cores
 # Registers of a piece of k or v that a lane copies: its source and destination are known from the
 # step before. More than UNROLLED pieces are copied by a loop, which keeps LOOPED registers.
 PIECE, UNROLLED, LOOPED = 6, 4, 2
+# Operations of a copy: of a place that is known, is computed, and is computed by a loop.
+KNOWN, COMPUTED, REPEATED = 2.0, 8.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,13 @@ class Blocking:
         elements += self.stages * self.heads * self.step * (self.depth + self.width)
         stride = self.keys + (8 if self.keys % 16 == 0 else 0)
         weights = 0 if self.mma else 4 * self.count * 16 * self.tiles * stride
+        return max(self.item * elements + weights, 4 * self.merged)
+
+    @property
+    def merged(self) -> int:
+        """The floats that a block's warps put into shared memory where they share the keys."""
         sums, rows = self._sums
-        merged = 4 * 32 * self.count * (sums + 2 * rows) if self.split > 1 else 0
-        return max(self.item * elements + weights, merged)
+        return 32 * self.count * (sums + 2 * rows) if self.split > 1 else 0
 
     @property
     def staged(self) -> float:
@@ -98,6 +104,25 @@ class Blocking:
         if self.once:
             return data
         return data + self.mma * (sums // 4) + PIECE * self._pieces
+
+    @property
+    def copying(self) -> float:
+        """Operations of all lanes that copy a step's k and v, whose rows lie evenly in memory."""
+        return sum(
+            self.heads * self.step * width / 8 * self._copy(width)
+            for width in (self.depth, self.width)
+        )
+
+    def _copy(self, width: int) -> float:
+        """Operations of a piece's copy. Threads that have the same piece of every so many rows know
+        its place from their first one's (``StepLoader``).
+        """
+        pieces = width // 8
+        rows, left = divmod(32 * self.count, pieces)
+        if self.heads == 1 and not left and rows % 8 == 0 and self.step % rows == 0:
+            return KNOWN
+        each = -(-self.heads * self.step * pieces // (32 * self.count))
+        return COMPUTED if each <= UNROLLED else REPEATED
 
     @property
     def _pieces(self) -> int:

@@ -421,7 +421,7 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
               [&](int i) { return scores[r / 2][i / 2][r % 2 * 2 + i % 2]; }, top[r]);
           near = near && highest[r] <= top[r] + score.reach();
         }
-        if (whole_warp(near)) return;
+        if (in_all_lanes(near)) return;
 #pragma unroll
         for (int r = 0; r < 2 * TILES; ++r) {
           float factor = score.weight(top[r], shift_of(highest[r]));

@@ -167,6 +167,10 @@ __device__ __forceinline__ T shuffle_down(T value, int by) {
 __device__ __forceinline__ bool whole_warp(bool condition) {
   return __all_sync(0xffffffffu, condition);
 }
+// Is the condition, another in each lane, true in all of them?
+__device__ __forceinline__ bool in_all_lanes(bool condition) {
+  return __all_sync(0xffffffffu, condition);
+}
 
 // ---- matrix instructions
 
