@@ -26,6 +26,7 @@ from gtco.tensor.sketch.attention.cuda import CudaAttention
 from gtco.tensor.space import Config, check, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.cuda.emulate import run_reported, run_stage
+from tests.cuda.sass_loops import longest_loop
 from tests.kernels import assert_close, fresh_seed, reference
 
 T = TensorType
@@ -414,3 +415,36 @@ def products_of(sketch: CudaAttention, config: Config) -> int:
     keys = min(block.keys, n)
     products = depths * -(-keys // 8) + -(-keys // 16) * block.width // 8
     return halves * block.tiles * products
+
+
+# Instructions of a step's loop for each score of a lane, where it has 64, and how many they may be.
+# The last two also stand where the loop seldom comes: behind the last key, and where a maximum grew.
+BUDGET = {
+    ("HMMA",): 2.0,
+    ("MUFU",): 1.1,
+    ("FFMA",): 1.1,
+    ("FADD",): 1.1,
+    ("FMNMX",): 1.15,
+    ("F2FP",): 0.5,
+    ("LDSM",): 0.65,
+    ("IMAD", "LEA", "LOP3", "IADD3", "VIADD", "SHF", "ISETP"): 2.0,
+    ("FSEL",): 0.85,
+    ("FMUL",): 1.25,
+}
+
+
+@pytest.mark.parametrize("warps", [2, 4])
+def test_instructions_of_a_score(warps: int) -> None:
+    """The loop computes no address again that is the same in each step, compares keys with the last
+    one in the last step alone, and scales sums only where a maximum grew.
+    """
+    sketch = matched(heads((6,), (1370, 1370, 64, 64)), "cuda:sm_90a")
+    chosen = dict(columns=64, query="shared", tiles=2, keys=64, warps=warps, split=1, heads=1)
+    (config,) = (c for c in configs(sketch) if c.by_name == {**chosen, "stages": 2})
+    program = sketch.build(config, "k")
+    assert isinstance(program, CudaProgram)
+    loop = longest_loop(compile_cuda(program.source, "sm_90a").cubin)
+    print(loop)
+    for names, most in BUDGET.items():
+        assert sum(loop[name] for name in names) <= 64 * most, names
+    assert loop.total() <= 64 * 13.0
