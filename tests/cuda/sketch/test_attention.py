@@ -187,8 +187,8 @@ def test_heads_read_and_stored_in_place(dtype: str, of: str) -> None:
     config = random.Random(seed).choice(list(configs(sketch)))
     program = sketch.build(config, "k")
     assert isinstance(program, CudaProgram)
-    way = "addressed" if of == "as it is" else "pieced"
-    assert program.source.count(f"gtco::{way}(") == 3
+    way = "addressed" if of == "as it is" else "gtco::pieced("
+    assert program.source.count(f"{way}") == 3
     verify(sketch, config, seed, 4.0)
 
 

@@ -43,6 +43,7 @@ from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
 WARPS = 8  # most warps of a block
 REGISTERS = 240  # of a thread, estimated: it can address 255, and NVRTC takes a few more or fewer
+WAITING = 0.375  # of a lane's registers for each of 16 rows and each key
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
 LANES = 16  # for which element-wise operators are counted; each lane of an operation counts as one
 BIAS = 6.0  # float32 operations of a score's bias: an address, a load, an addition
@@ -189,10 +190,13 @@ class CudaAttention:
     def _fits(self, chosen: Mapping[str, Option]) -> bool:
         block = self.blocking(chosen)
         threads = 32 * block.count
+        # biases of several steps wait beside the scores, if the compiler has registers for them
+        waiting = (len(self.op.inputs) > 3) * (not block.once) * WAITING * block.tiles * block.keys
         return (
             block.count <= WARPS
             and block.shared <= self.target.shared
-            and block.registers <= min(REGISTERS, self.target.registers_sm // threads)
+            and block.registers + waiting <= REGISTERS
+            and block.registers <= self.target.registers_sm // threads
         )
 
     def blocking(self, chosen: Mapping[str, Option]) -> Blocking:
@@ -321,7 +325,9 @@ class CudaAttention:
         blocks = self.blocks(block)
         lines = attention_lines(self.stage, self.op, self.extents, block, blocks)
         grid = (prod(blocks), 1, 1)
-        return CudaProgram(text, grid, 32 * block.count, block.shared, lines=lines)
+        return CudaProgram(
+            text, grid, 32 * block.count, block.shared, registers=block.registers, lines=lines
+        )
 
     def _of_result(self, index: Sequence[Expr]) -> list[Expr]:
         """(flat batch, row, column) -> an index of the operator's output."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 # Further registers of a lane, fitted to what ptxas takes for 140 random blockings:
 OTHERS = 38  # places, counters, addresses of fragments
+KEPT = 20  # places of fragments and copies, from step to step
 CORES_OTHERS = 24  # the same on CUDA cores
 # Registers of a piece of k or v that a lane copies: its source and destination are known from the
 # step before. More than UNROLLED pieces are copied by a loop, which keeps LOOPED registers.
@@ -91,9 +92,9 @@ class Blocking:
     @property
     def registers(self) -> int:
         """An estimate of a thread's registers: the sums of the result, scores, each row's maximum
-        and sum, and q's fragments if they stay. If there are several steps, the sums also take a
-        quarter of their number a second time, while they are scaled and added to, and the copies
-        under way take some.
+        and sum, and q's fragments if they stay. If there are several steps, places are kept from
+        one to the next. Where the copies compute their places, those under way take some, and the
+        sums a quarter of their number a second time, while they are scaled and added to.
         """
         sums, rows = self._sums
         data = sums + self.tiles * self.keys // 2 * (1 + self.computed) + 2 * rows
@@ -103,6 +104,8 @@ class Blocking:
             data += self.keys // 2 + 4 * rows + CORES_OTHERS
         if self.once:
             return data
+        if self.mma and all(self._known(width) for width in (self.depth, self.width)):
+            return data + KEPT
         return data + self.mma * (sums // 4) + PIECE * self._pieces
 
     @property
@@ -113,15 +116,18 @@ class Blocking:
             for width in (self.depth, self.width)
         )
 
-    def _copy(self, width: int) -> float:
-        """Operations of a piece's copy. Threads that have the same piece of every so many rows know
-        its place from their first one's (``StepLoader``).
+    def _known(self, width: int) -> bool:
+        """True if a thread has the same piece of every so many rows, and so knows the places of all
+        from that of its first one (``StepLoader``).
         """
-        pieces = width // 8
-        rows, left = divmod(32 * self.count, pieces)
-        if self.heads == 1 and not left and rows % 8 == 0 and self.step % rows == 0:
+        rows, left = divmod(32 * self.count, width // 8)
+        return self.heads == 1 and not left and rows % 8 == 0 and self.step % rows == 0
+
+    def _copy(self, width: int) -> float:
+        """Operations of a piece's copy."""
+        if self._known(width):
             return KNOWN
-        each = -(-self.heads * self.step * pieces // (32 * self.count))
+        each = -(-self.heads * self.step * width // 8 // (32 * self.count))
         return COMPUTED if each <= UNROLLED else REPEATED
 
     @property
