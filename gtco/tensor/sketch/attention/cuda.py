@@ -30,7 +30,7 @@ from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.cuda import neighbours
 from gtco.tensor.cuda.arguments import Arguments, arguments
-from gtco.tensor.cuda.lambdas import address, store, value
+from gtco.tensor.cuda.lambdas import address, addressable, store, value
 from gtco.tensor.cuda.pieces import in_pieces, row_stride
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
@@ -123,6 +123,13 @@ class CudaAttention:
         made = ancestors(self.stage, self.op.inputs[3]) if len(self.op.inputs) > 3 else ()
         return any(len(op.inputs) > 1 for op in made)
 
+    @cached_property
+    def addressed(self) -> bool:
+        """True if pieces of k and v lie in memory as they are."""
+        *_, d, e = self.extents
+        k, v = self.op.inputs[1:3]
+        return d % 8 == e % 8 == 0 and addressable(self.stage, k) and addressable(self.stage, v)
+
     @property
     def flops(self) -> float:
         b, m, n, d, e = self.extents
@@ -209,6 +216,7 @@ class CudaAttention:
             depth=-(-d // unit) * unit,
             held=chosen["query"] == "registers",
             once=n <= int(chosen["keys"]) * int(chosen["split"]),
+            addressed=self.addressed,
             computed=self.computed_bias,
             **{name: int(chosen[name]) for name in numbers},
         )
@@ -282,8 +290,8 @@ class CudaAttention:
     @property
     def signature(self) -> tuple[object, ...]:
         """All values that the space and the loops' price depend on."""
-        biased = len(self.op.inputs) > 3, self.computed_bias
-        return (self.name, self.operand, self.stage.output.type.dtype, *self.extents, *biased)
+        reads = self.addressed, len(self.op.inputs) > 3, self.computed_bias
+        return (self.name, self.operand, self.stage.output.type.dtype, *self.extents, *reads)
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 # Further registers of a lane, fitted to what ptxas takes for 140 random blockings:
 OTHERS = 38  # places, counters, addresses of fragments
-KEPT = 20  # places of fragments and copies, from step to step
+# Places of fragments and copies, from step to step; with one stage the copies stand between the
+# scores and their sums, and what both need is kept over them.
+KEPT, KEPT_OVER = 20, 36
 CORES_OTHERS = 24  # the same on CUDA cores
 # Registers of a piece of k or v that a lane copies: its source and destination are known from the
 # step before. More than UNROLLED pieces are copied by a loop, which keeps LOOPED registers.
@@ -35,6 +37,7 @@ class Blocking:
     stages: int
     held: bool
     once: bool = False  # True if all keys are in one step
+    addressed: bool = True  # False if pieces of k or v are computed and not copied
     computed: bool = False  # True if the bias is computed: its inputs wait beside each score
 
     @property
@@ -105,7 +108,7 @@ class Blocking:
         if self.once:
             return data
         if self.mma and all(self._known(width) for width in (self.depth, self.width)):
-            return data + KEPT
+            return data + (KEPT if self.stages > 1 else KEPT_OVER)
         return data + self.mma * (sums // 4) + PIECE * self._pieces
 
     @property
@@ -121,7 +124,8 @@ class Blocking:
         from that of its first one (``StepLoader``).
         """
         rows, left = divmod(32 * self.count, width // 8)
-        return self.heads == 1 and not left and rows % 8 == 0 and self.step % rows == 0
+        regular = self.addressed and self.heads == 1 and not left
+        return regular and rows % 8 == 0 and self.step % rows == 0
 
     def _copy(self, width: int) -> float:
         """Operations of a piece's copy."""
