@@ -2,8 +2,8 @@
 
 Tolerances, relative to the largest magnitude: 1e-5 for float32 operands, 1e-3 for float16 and 8e-3
 for bfloat16. In the narrow formats a weight is rounded when it is multiplied with v (by 2^-11 and
-2^-9 of it), relative to the maximum of the keys so far. If a prologue also rounds q, k and v, the
-tolerance is four times as large.
+2^-9 of it), relative to the maximum of the keys so far or to an older one. If a prologue also
+rounds q, k and v, the tolerance is four times as large.
 """
 
 from __future__ import annotations

@@ -114,9 +114,9 @@ def test_drawn_configs(family: str) -> None:
     assert not (wrong := faults(family, found)), "\n".join(wrong)
 
 
-# An attention that gets 145 registers from ptxas if one block must fit, and 128 if two must.
+# An attention that gets 130 registers from ptxas if one block must fit, and 123 if four must.
 ROOMY = dict(
-    columns=64, query="registers", tiles=1, keys=32, warps=4, split=2, heads=1, stages=2
+    columns=64, query="registers", tiles=1, keys=32, warps=4, split=1, heads=1, stages=2
 )  # fmt: skip
 
 
@@ -128,12 +128,12 @@ def test_a_kernel_makes_room_for_the_blocks_that_its_price_has() -> None:
     program = build(sketch, config, "kernel_under_test")
     assert isinstance(program, CudaProgram), program
     blocks = []
-    for reckoned in (0, 128):
+    for reckoned in (0, 126):
         images = gpu_code(replace(program, registers=reckoned), target)
         assert isinstance(images, dict) and not images["sm_80"].spills, images
         used = replace(sketch.workload(config), registers=images["sm_80"].registers)
         blocks.append(occupancy(used, target).blocks)
-    assert blocks == [1, 2]
+    assert blocks == [3, 4]
 
 
 def test_no_more_registers_are_reckoned_with_than_a_block_has() -> None:

@@ -5,8 +5,11 @@
 //     q -> shared memory -> fragments                                 // once
 //     for step of keys:                                               // k and v STAGES ahead
 //       scores[rows, keys] = q k^T                                    // mma, float32 sums
-//       scores = exp(scores + bias - rowmax so far), sum              // shuffles among 4 lanes
-//       out[rows, columns] = out * exp(old rowmax - rowmax) + scores v    // mma
+//       if rowmax so far - top would give weights above 2^REACH:      // shuffles among 4 lanes
+//         out, sum *= exp(top - rowmax so far); top = rowmax so far
+//       for 16 keys:                                                  // while others multiply
+//         weights = exp(scores + bias - top), sum
+//         out[rows, columns] += weights v                             // mma
 //     the SPLIT shares of the keys are added up in shared memory; store(out / sum)
 #pragma once
 #include "gtco/softmax_rows.cuh"
