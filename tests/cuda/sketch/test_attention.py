@@ -418,7 +418,7 @@ def products_of(sketch: CudaAttention, config: Config) -> int:
 
 
 # Instructions of a step's loop for each score of a lane, where it has 64, and how many they may be.
-# The last two also stand where the loop seldom comes: behind the last key, and where a maximum grew.
+# The last two also stand where the loop seldom comes: in the last step, and where a maximum grew.
 BUDGET = {
     ("HMMA",): 2.0,
     ("MUFU",): 1.1,
