@@ -35,7 +35,10 @@ STEP = {"wgmma": 124, "mma": 369}
 HALF = {"wgmma": 0.5, "mma": 4.5, "fma": 4.5}
 ALONE = 1.0  # the same for kernels without a contraction, whose steps do not depend on each other
 PARTITIONS = 4  # partitions of a multiprocessor; each has its share of every unit
-SHARED_PORT = 64  # bytes a clock of one multiprocessor
+# Bytes a clock of one multiprocessor. L1 and shared memory are one memory with one port: an access
+# to L1 takes it for a clock for each line that the warp's lanes touch.
+SHARED_PORT = 64
+INTEGERS = 64  # integer operations a clock of one multiprocessor (CUDA C++ Programming Guide)
 COPIED = 19  # bytes a clock that one warp group brings by itself
 WARP = 32  # threads
 BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # at most on a multiprocessor, by generation
@@ -46,7 +49,6 @@ RESERVED, SHARED_GRANULE = (
 )
 GRANULE = 8  # the registers of a thread are allocated in eights
 KEPT = 0.5  # share of L2 that a stage may count on for activations
-LOAD = 16  # bytes that a thread asks for at once
 RANKED = 16  # configs of a signature among which its next stages choose
 
 
@@ -223,10 +225,12 @@ class GpuPolicy(PricingPolicy):
         rate = target.rate(launch.unit) / target.sms * busy
         work = share * launch.work / rate if launch.work else 0.0
         half = HALF["mma"] if launch.work else ALONE
-        fma = target.rate("fma") / target.sms * partitions * warps / (warps + half)
-        vector = share * launch.vector / (fma / 2)
+        issuing = partitions * warps / (warps + half)
+        vector = share * launch.vector / (target.rate("fma") / target.sms * issuing / 2)
+        vector += share * launch.indexing / (INTEGERS * target.clock * issuing)
         loads = share * launch.traffic / self.port
-        ports = max(loads, share * launch.staged / SHARED_PORT / target.clock)
+        near = launch.staged / SHARED_PORT + launch.lines
+        ports = max(loads, share * near / target.clock)
         chain = launch.steps * STEP.get(unit, STEP["mma"]) / target.clock
         if not launch.overlapped:
             return max(work, chain) + ports + launch.steps * LATENCY + vector
@@ -247,7 +251,7 @@ class GpuPolicy(PricingPolicy):
         activations = moved - weights
         kept = min(1.0, KEPT * target.l2 / activations) if activations else 1.0
         far = weights + (1 - kept) * activations
-        under_way = launch.threads * LOAD
+        under_way = launch.threads * launch.asked
         if launch.overlapped:
             under_way = max(under_way, launch.shared)
         asked = min(launch.blocks, room * target.sms) * under_way

@@ -51,7 +51,7 @@ class Launch:
     - ``unit``: the unit that does ``work`` FLOPs in all blocks together, padding included;
     - ``vector``: float32 operations of CUDA cores beside it (epilogue, exponentials);
     - ``read``, ``written``: bytes that memory delivers and takes at least once;
-    - ``traffic``: bytes that all blocks together ask L2 for;
+    - ``traffic``: bytes that all blocks together ask L2 for, in whole sectors of 32 bytes;
     - ``flops``: the operations for which the stage is counted;
     - ``overlapped``: True if loads are under way while the block computes;
     - ``ahead``: the number of slices that are under way while one is used;
@@ -60,7 +60,10 @@ class Launch:
       of a loop over k;
     - ``joined``: bytes that the last of the blocks that share a tile reads after all others have
       ended;
-    - ``copying``: the number of threads that only bring the data that the others multiply.
+    - ``copying``: the number of threads that only bring the data that the others multiply;
+    - ``indexing``: integer operations that find addresses and decide conditions;
+    - ``lines``: lines of L1 that the accesses of all warps touch. Each access counts anew;
+    - ``asked``: bytes that a thread asks memory for at once, before it uses any of them.
     """
 
     blocks: int
@@ -80,3 +83,6 @@ class Launch:
     joined: float = 0.0
     copying: int = 0
     ahead: int = 1
+    indexing: float = 0.0
+    lines: float = 0.0
+    asked: float = 16.0

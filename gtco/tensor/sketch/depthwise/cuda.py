@@ -63,7 +63,7 @@ class CudaDepthwise:
         image, weight = self.op.inputs
         high, wide = shape_of(self.stage, weight)[2:]
         g = geometry(self.op, shape_of(self.stage, image), (high, wide))
-        return Windows(self.stage, g, image, self.tail)
+        return Windows(self.stage, g, image, self.tail, weighted=True)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         return self.windows.next_decision(chosen)

@@ -39,6 +39,7 @@ from gtco.tensor.cuda.spelling import CTYPES, OR, PRODUCT, SUM, indented
 from gtco.tensor.emit.emitter import Expr, storage
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.sketch.elementwise.cuda_turning import Turning, turning
+from gtco.tensor.sketch.shared.cuda_lanes import LINE, SECTOR
 from gtco.tensor.sketch.shared.cuda_streaming import taken
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
@@ -46,7 +47,6 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 NEIGHBOURS = (8, 4, 2)
 THREADS = (128, 256, 512)
 CHUNK = 16  # bytes of one access
-SECTOR = 32  # bytes: the least that memory delivers
 LANES = 16  # of the vectors in which operators are counted
 JOINED = 4  # registers of each further part of a concatenation; a thread chooses between the parts
 
@@ -136,6 +136,7 @@ class CudaElementwise:
             assert self.turning is not None
             return self.turning.launch(config["tile"], read, work, flops)
         n, threads = config["neighbours"], config["threads"]
+        traffic, lines = self._accesses
         joined = sum(len(op.inputs) - 1 for op in stage.operators if op.kind == "concat")
         return Launch(
             blocks=ceil(self.groups(n) / threads),
@@ -147,23 +148,30 @@ class CudaElementwise:
             vector=work,
             read=read,
             written=float(output.type.nbytes),
-            traffic=self.traffic,
+            traffic=traffic,
             flops=flops,
+            lines=lines,
+            asked=n * (read + output.type.nbytes) / output.type.size,
         )
 
     @cached_property
-    def traffic(self) -> float:
-        """Bytes that warps ask for. An element whose neighbours lie apart costs a sector."""
+    def _accesses(self) -> tuple[float, float]:
+        """Bytes that warps ask L2 for, and the lines of scattered loads: an element whose
+        neighbours lie apart costs a sector, and a line if these are as far apart.
+        """
         probe = Probe(self.stage)
         row, j = probe.scope.variables((self.rows.count, self.rows.length))
         probe.follow(self.stage.output.output, self.rows.index(row, j)[: self.rank])
-        size, total = self.stage.output.type.size, float(self.stage.output.type.nbytes)
+        size, traffic = self.stage.output.type.size, float(self.stage.output.type.nbytes)
+        lines = 0.0
         for (tensor, _), stride in zip(probe.loads, probe.strides(j), strict=True):
             if tensor and stride != 0:
                 item = ITEM_BYTES[self.stage.types[tensor].dtype]
-                step = SECTOR if stride is None else min(SECTOR, abs(stride) * item)
-                total += float(size * step)
-        return total
+                step = SECTOR if stride is None else abs(stride) * item
+                traffic += float(size * min(SECTOR, step))
+                if step >= SECTOR:
+                    lines += float(size * min(LINE, step)) / LINE
+        return traffic, lines
 
     @property
     def rank(self) -> int:

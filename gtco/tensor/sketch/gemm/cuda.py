@@ -48,6 +48,7 @@ from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import PRODUCER_GROUP, source
 from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.cuda.tensor_core import TensorCoreRow, emitted_rows, group_rows
+from gtco.tensor.sketch.gemm.cuda_gathers import distinct, one_by_one
 from gtco.tensor.sketch.gemm.cuda_loops import product_lines
 from gtco.tensor.sketch.gemm.cuda_mapping import Mapped
 from gtco.tensor.sketch.gemm.cuda_roles import (
@@ -221,6 +222,11 @@ class CudaGemm:
             for each, size, copied in zip(self.head_vectors, (bm, bn), tiles.copied, strict=True)
             if not copied
         )
+        mapped = self.mapped(config.by_name)
+        gathers, alone = mapped.gathers(tiles.row), mapped.placing * self.lonely(tiles)
+        indexing, lines, scattered = one_by_one(
+            tiles, gathers, alone, mapped.stores, mapped.stored[1]
+        )
         read, written = self.moved
         # bytes that blocks ask L2 for: rows and columns outside the matrix are not read
         rows, columns = min(bm, m), min(bn, n)
@@ -240,13 +246,16 @@ class CudaGemm:
             vector=epilogue + prologue,
             read=read,
             written=written,
-            traffic=asked + written,
+            traffic=asked + written + scattered,
             flops=self.view.flops,
+            overlapped=not any(x and x.loads for x in gathers),
             staged=steps * read_rows * bk * item + 8.0 * tiles.tiles * bm * bn,
             steps=ceil(tiles.slices / tiles.split) + tiles.parts - 1,
             joined=tiles.scratch / tiles.tiles,
             copying=tiles.threads - tiles.workers,
             ahead=tiles.ahead,
+            indexing=indexing,
+            lines=lines,
         )
 
     def roles(self, tiles: Tiles) -> Registers | None:
@@ -293,9 +302,10 @@ class CudaGemm:
         kinds = v.op.kind, self.operand, self.stage.output.type.dtype
         row = next(iter(self.rows.values()))
         ways = best.a(row), best.b(row), best.transposed
+        alone = distinct(best.gathers(row), best.placing, best.stores, best.stored[1])
         names = tuple(self.mappings)  # the names that a config uses
         names += tuple(self.rows)
-        return (self.name, self.target.name, *kinds, names, extents, *ways, prod(v.a_shape))
+        return (self.name, self.target.name, *kinds, names, extents, *ways, *alone, prod(v.a_shape))
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:

@@ -19,9 +19,11 @@ from gtco.tensor.cuda import lambdas
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.neighbours import side_by_side, storing
 from gtco.tensor.cuda.tensor_core import TensorCoreRow, oldest
+from gtco.tensor.sketch.gemm.cuda_gathers import Gather, Rows, gather, rows
 from gtco.tensor.sketch.gemm.cuda_operands import CHUNK, Reading, Source
 from gtco.tensor.sketch.gemm.cuda_roles import NONE, PRODUCER, ROLES, piece_registers
 from gtco.tensor.sketch.gemm.cuda_tiles import Tiles, block_options, stage_options, warp_options
+from gtco.tensor.sketch.shared.cuda_lanes import operations
 from gtco.tensor.space import Option
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
@@ -35,6 +37,9 @@ PLACE = 3.0
 # Further registers of a computed run, beside its values: its row, its step of k, an address.
 COMPUTED_RUN = 4.5
 FURTHER = 2.5  # and of each further tensor that it is computed from: an address and a value
+# Integer operations of an element that is stored alone, beside those that find its place: its row
+# and column, and whether they are in the matrix.
+STORING = 8
 LATEST = 32  # tiles that are kept
 # Of A and of B: registers of an element that the compiler needs, those that it can do without, and
 # True if the operand is copied.
@@ -106,6 +111,20 @@ class Mapped:
             )
         return known[row.unit, source.letter]
 
+    def gathers(self, row: TensorCoreRow) -> tuple[Gather | None, Gather | None]:
+        """A and B, if they are found element by element or in an image."""
+        found = []
+        for source in (self.a_source, self.b_source):
+            key = source.letter, self._reading(row, source)
+            if key not in self._gathers:
+                self._gathers[key] = gather(source, key[1])
+            found.append(self._gathers[key])
+        return found[0], found[1]
+
+    @cached_property
+    def _gathers(self) -> dict[tuple[str, Reading], Gather | None]:
+        return {}
+
     def swizzled(self, row: TensorCoreRow) -> bool:
         """True if both operands come to shared memory unchanged, in whole pieces along k. Then warp
         groups multiply them out of it. An operand that is computed on its way, or that lies along
@@ -165,6 +184,29 @@ class Mapped:
     def result(self, b: Expr, apart: Expr, near: Expr) -> Sequence[Expr]:
         """An index of C, from one of batch, of the far axis and of the neighbours."""
         return self.product.c_index(b, *((near, apart) if self.transposed else (apart, near)))
+
+    @cached_property
+    def placing(self) -> int:
+        """Integer operations that find the place of an element that is stored alone; 0 if
+        neighbours are stored at once.
+        """
+        params, run = self.stored
+        if run > 1:
+            return 0
+        probe = Probe(self.stage)
+        probe.through(self.tail, self.result(*probe.scope.variables([n for _, n in params])))
+        return STORING + operations(flat for _, flat in probe.loads)
+
+    @cached_property
+    def stores(self) -> tuple[Rows, ...]:
+        """The accesses of the epilogue."""
+        (_, _, (_, near)), run = self.stored
+
+        def follow(probe: Probe, column: int, row: int) -> None:
+            probe.through(self.tail, self.result(0, min(row, far - 1), column))
+
+        far = self.stored[0][1][1]
+        return rows(lambda: Probe(self.stage), follow, near, run)
 
     def store(self, args: Arguments) -> tuple[str, str]:
         """The lambda ``store``, and the argument that tells gemm.cuh how to call it."""

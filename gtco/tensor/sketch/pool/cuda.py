@@ -23,6 +23,10 @@ from gtco.tensor.sketch.shared.cuda_window import Windows
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage
 
+# Instructions of a tap: two comparisons, for NaN too, and a choice, or a sum. And of an output: a
+# mean counts its window's rows and columns, and divides.
+WORK = {"max_pool2d": (3.0, 0.0), "avg_pool2d": (1.0, 24.0)}
+
 
 def match(stage: Stage, target: GpuTarget) -> CudaPool | None:
     """The stage as one pooling operator of floats, else None."""
@@ -51,7 +55,8 @@ class CudaPool:
     def windows(self) -> Windows:
         image = self.op.inputs[0]
         g = geometry(self.op, shape_of(self.stage, image), self.op["kernel"])
-        return Windows(self.stage, g, image, self.tail)
+        tap, output = WORK[self.op.kind]
+        return Windows(self.stage, g, image, self.tail, tap, output)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         return self.windows.next_decision(chosen)

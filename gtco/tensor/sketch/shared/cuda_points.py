@@ -36,6 +36,7 @@ from gtco.tensor.cuda.neighbours import (
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.emit.bfloat16 import convert
+from gtco.tensor.sketch.shared.cuda_lanes import Access, accesses, lines_and_traffic
 from gtco.tensor.sketch.shared.cuda_loops import point_lines
 from gtco.tensor.sketch.shared.cuda_streaming import launch
 from gtco.tensor.space import Config, Decision, Option
@@ -140,7 +141,11 @@ class Points:
         read = self.taps * 4.0 * prod(self.output)
         # the taps of neighbours overlap: a pixel comes from L2 about once a row of taps
         again = max(1.0, read / 4.0 / max(self.stage.types[self.image].nbytes, 1))
-        nbytes = self.stage.input_bytes
+        traffic = again * self.stage.input_bytes + self.stage.output.type.nbytes
+        taps, others = self._places
+        lanes = float(self.total(config) * repeat)
+        made = [*((x, lanes * self.taps) for x in taps), *((x, lanes) for x in others)]
+        lines, scattered = lines_and_traffic(made, self._lanes(config), vector)
         return launch(
             self.stage,
             config["threads"],
@@ -148,8 +153,30 @@ class Points:
             BESIDE + vector * self.taps,
             self.blocks(config),
             steps=2 + repeat,
-            traffic=again * nbytes + self.stage.output.type.nbytes,
+            traffic=traffic + scattered,
+            lines=lines,
         )
+
+    @cached_property
+    def _places(self) -> tuple[list[Access], list[Access]]:
+        """The loads of a tap, and the loads and the store of an output, along channels and columns
+        of the output. Taps of neighbouring outputs lie about as far apart as the widths of image
+        and output say.
+        """
+        probe, wide = Probe(self.stage), self.source[2]
+        n, y, x, c, row, column = probe.scope.variables((*self.output, *self.source[1:3]))
+        probe.follow(self.image, place(self.layout, n, row, column, c))
+        taps = accesses(probe, ((c, 1), (column, wide / self.output[2])))
+        begin = len(probe.loads)
+        probe.through(self.tail, place(self.layout, n, y, x, c))
+        return taps, accesses(probe, ((c, 1), (x, 1)), begin)
+
+    def _lanes(self, config: Config) -> list[tuple[int, int, int]]:
+        """The axes along which lanes run."""
+        vector = config["vector"]
+        across = self.output[3] // (vector * config["repeat"])
+        channels, columns = (0, across, vector), (1, self.output[2], 1)
+        return [channels, columns] if self.layout == "NHWC" else [columns, channels]
 
     def build(self, config: Config, symbol: str, find: Find) -> CudaProgram:
         vector, threads = config["vector"], config["threads"]

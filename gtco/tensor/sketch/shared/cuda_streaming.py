@@ -62,12 +62,15 @@ def launch(
     shared: int = 0,
     steps: int = 1,
     traffic: float = 0.0,
+    indexing: float = 0.0,
+    lines: float = 0.0,
 ) -> Launch:
     """The price of a kernel that reads each input once and writes the output.
 
     - ``work``: instructions of all threads beside those of element-wise operators;
     - ``traffic``: bytes that blocks ask for, if they ask for more than that;
-    - ``steps``: the number of steps in a thread that wait for one another.
+    - ``steps``: the number of steps in a thread that wait for one another;
+    - ``indexing``, ``lines``: as in :class:`Launch`.
     """
     read = float(stage.input_bytes)
     written = float(stage.output.type.nbytes)
@@ -84,4 +87,6 @@ def launch(
         traffic=max(traffic, read + written),
         flops=float(sum(op.type.size for op in stage.operators)),
         steps=steps,
+        indexing=indexing,
+        lines=lines,
     )

@@ -1,9 +1,10 @@
 """The loops that pooling and depthwise convolution share on a GPU: windows over images by
 ``window.cuh``.
 
-A thread makes a strip of outputs below one another, of some neighbouring channels. An input is read
-once for all windows of the strip that contain it. Neighbouring threads take neighbouring channels
-(channels last) or columns (channels first), and none waits for another::
+A thread makes a strip of outputs below one another, of some neighbouring channels. An input is
+read once for all windows of the strip that contain it. Neighbouring threads take neighbouring
+channels or neighbouring columns, whichever lie side by side in memory, and none waits for
+another::
 
     for thread in images x strips of rows x columns x vectors of channels:
       for column of taps, for input row that the strip covers:
@@ -28,6 +29,13 @@ from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.neighbours import reading, side_by_side, storing
 from gtco.tensor.cuda.program import Launch
 from gtco.tensor.loops import Line
+from gtco.tensor.sketch.shared.cuda_lanes import (
+    DIVISION,
+    REMAINDER,
+    Access,
+    accesses,
+    lines_and_traffic,
+)
 from gtco.tensor.sketch.shared.cuda_loops import window_lines
 from gtco.tensor.sketch.shared.cuda_streaming import launch
 from gtco.tensor.space import Config, Decision, Option
@@ -38,16 +46,24 @@ STRIPS = (1, 2, 4, 8)
 SUMS = 16  # most registers of a thread for sums: weights and inputs need others
 THREADS = (64, 128, 256)
 BESIDE = 32  # further registers, beside sums, weights and one input
+PLACING = 3  # integer operations of a load: its address, and whether its row lies in the image
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of one stage over ``image``, with the epilogue ``tail``."""
+    """The windows of one stage over ``image``, with the epilogue ``tail``.
+
+    - ``tap``, ``output``: instructions for a tap that was read, and for an output after its taps;
+    - ``weighted``: True if each tap has a weight.
+    """
 
     stage: Stage
     geometry: Geometry
     image: str
     tail: Epilogue
+    tap: float = 1.0
+    output: float = 0.0
+    weighted: bool = False
 
     @cached_property
     def vectors(self) -> tuple[int, ...]:
@@ -104,17 +120,65 @@ class Windows:
     def blocks(self, config: Config) -> int:
         return ceil(self.total(config) / config["threads"])
 
+    @cached_property
+    def by_channels(self) -> bool:
+        """True if neighbouring threads take neighbouring channels, False for neighbouring columns:
+        the order in which their accesses touch fewer lines.
+        """
+        if self.vectors != (1,):
+            return True
+        reads = prod(self.geometry.kernel) * self.geometry.group[0]
+        channels, columns = (
+            lines_and_traffic(self._accesses(reads, 1), self._lanes(1, 1, by_channels), 1)[0]
+            for by_channels in (True, False)
+        )
+        return channels < columns or (channels == columns and self.geometry.layout == "NHWC")
+
+    @cached_property
+    def _places(self) -> tuple[list[Access], list[Access]]:
+        """The loads of a tap, and the loads and the store of an output, along channels, columns and
+        rows of the output.
+        """
+        g, probe = self.geometry, Probe(self.stage)
+        n, y, x, c, row, column, channel = probe.scope.variables((*g.output, *g.source[1:]))
+        probe.follow(self.image, g.place(n, row, column, channel))
+        inputs, outputs = g.group
+        taps = accesses(
+            probe, ((channel, inputs / outputs), (column, g.strides[1]), (row, g.strides[0]))
+        )
+        begin = len(probe.loads)
+        probe.through(self.tail, g.place(n, y, x, c))
+        return taps, accesses(probe, ((c, 1), (x, 1), (y, 1)), begin)
+
+    def _accesses(self, loads: float, outputs: float) -> list[tuple[Access, float]]:
+        """All accesses, each with the number of lanes that make it."""
+        taps, others = self._places
+        return [(x, loads) for x in taps] + [(x, outputs) for x in others]
+
+    def _lanes(self, vector: int, strip: int, by_channels: bool) -> list[tuple[int, int, int]]:
+        """The axes along which lanes run."""
+        _, height, width, channels = self.geometry.output
+        inside = [(1, width, 1), (2, ceil(height / strip), strip)]
+        beside = (0, channels // vector, vector)
+        return [beside, *inside] if by_channels else [*inside, beside]
+
     def workload(self, config: Config) -> Launch:
         g, strip, vector = self.geometry, config["strip"], config["vector"]
         (high, wide), inputs = g.kernel, g.group[0]
         rows = (strip - 1) * g.strides[0] + (high - 1) * g.dilation[0] + 1
         rows = min(rows, strip * high)
-        taps = inputs * wide
-        # a load, its address and its condition for each input; a multiply-add for each tap
-        loads = taps * (3 * rows + high)
-        work = self.total(config) * (loads + vector * strip * taps * high)
-        read = self.stage.input_bytes
+        taps, total = inputs * wide, self.total(config)
+        # a load and a conversion for each input and each weight
+        read = 2 * taps * (rows + (high if self.weighted else 0))
+        work = total * vector * (read + strip * (self.tap * taps * high + self.output))
+        # a thread finds its image, row, column and channel
+        indexing = total * (3 * (DIVISION + REMAINDER) + PLACING * taps * rows)
         again = max(1.0, rows / (strip * g.strides[0]))  # rows that the next strip reads too
+        lines, scattered = lines_and_traffic(
+            self._accesses(total * taps * rows, total * strip),
+            self._lanes(vector, strip, self.by_channels),
+            vector,
+        )
         return launch(
             self.stage,
             config["threads"],
@@ -122,7 +186,9 @@ class Windows:
             BESIDE + vector * (strip + high),
             self.blocks(config),
             steps=1 + taps * ceil(rows / 8),
-            traffic=again * read + self.stage.output.type.nbytes,
+            traffic=again * self.stage.input_bytes + self.stage.output.type.nbytes + scattered,
+            indexing=float(indexing),
+            lines=lines,
         )
 
     def kind(self, config: Config) -> str:
@@ -132,7 +198,7 @@ class Windows:
         pairs = (g.kernel, g.strides, g.dilation, (top, left), (bottom, right),
                  g.source[1:3], g.output[1:3])  # fmt: skip
         sizes = ", ".join(f"gtco::Size<{high}, {wide}>" for high, wide in pairs)
-        last = "true" if g.layout == "NHWC" else "false"
+        last = "true" if self.by_channels else "false"
         own = f"{g.output[0]}, {g.output[3]}, {config['strip']}, {config['vector']}, {last}"
         return f"gtco::Window<gtco::Sliding<{sizes}>, {own}>"
 
