@@ -269,6 +269,7 @@ class Compilation:
         from gtco.graph.rewrites.quantized_pooling import quantized_pooling
         from gtco.graph.rewrites.reciprocal_scales import reciprocal_scales
         from gtco.graph.rewrites.split_reductions import split_reductions
+        from gtco.graph.rewrites.whole_pixels import whole_pixels
 
         check_sizes(graph)
         self.dump("2-lowered.txt", graph.dump())
@@ -284,8 +285,12 @@ class Compilation:
         def split(graph: Graph) -> Graph:
             return split_reductions(graph, self.threads(machine))
 
-        rewrites = (split,)
-        if not isinstance(machine, GpuTarget):
+        def pixels(graph: Graph) -> Graph:
+            return whole_pixels(graph, GPU_PRECISIONS[self.options.precision])
+
+        if isinstance(machine, GpuTarget):
+            rewrites = (pixels, split)
+        else:
             rewrites = (
                 *(reciprocal_scales, quantizations, quantized_concat, quantized_pooling),
                 padded_channels,

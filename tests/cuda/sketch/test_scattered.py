@@ -73,10 +73,27 @@ def test_divisions_count_as_what_they_become() -> None:
 
 def test_a_transposition_costs_more_read_as_it_is_written() -> None:
     """Without squares in shared memory, each lane of a warp reads another sector."""
-    sketch = elementwise.match(turned(8, 64, 56), POLICY.target)
+    sketch = elementwise.match(turned(32, 512, 28), POLICY.target)
     assert sketch is not None
-    prices = {bool(c["tile"]): POLICY.price(sketch, c) for c in reversed([*configs(sketch)])}
-    assert prices[False] > 2 * prices[True]
+    in_squares, alone = (
+        min(POLICY.price(sketch, c) for c in configs(sketch) if bool(c["tile"]) is squares)
+        for squares in (True, False)
+    )
+    assert alone > 2 * in_squares
+
+
+def test_pixels_are_padded_a_whole_one_at_a_time() -> None:
+    """A thread makes the 16 bytes of a pixel from as many reads. Each is one of a warp along a row
+    of the image.
+    """
+    image = TensorType((2, 3, 5, 7), "float16")
+    pixels = TensorType((2, 5, 7, 8), "float16")
+    attrs = make_attrs(before=(0, 0, 0, 0), after=(0, 0, 0, 5), value=0)
+    operators = [permute("x", "p", image, TO_NHWC), Operator("pad", ("p",), "y", pixels, attrs)]
+    stage = make_stage(operators, {"x": image}, [])
+    sketch = matched(elementwise.match, stage)
+    assert 8 in sketch.neighbours and sketch.moved(8).in_order
+    check(elementwise.match, stage, 9, 1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

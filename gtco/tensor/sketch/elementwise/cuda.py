@@ -29,7 +29,6 @@ from gtco.tensor import cost
 from gtco.tensor.analysis.axes import longest_row, output_shape
 from gtco.tensor.analysis.chains import is_static, readable
 from gtco.tensor.analysis.indices import split_flat
-from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.lambdas import Body, traced
 from gtco.tensor.cuda.loops import by_element
@@ -38,8 +37,8 @@ from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES, OR, PRODUCT, SUM, indented
 from gtco.tensor.emit.emitter import Expr, storage
 from gtco.tensor.emit.reader import Reader
+from gtco.tensor.sketch.elementwise.cuda_accesses import Moved, moved
 from gtco.tensor.sketch.elementwise.cuda_turning import Turning, turning
-from gtco.tensor.sketch.shared.cuda_lanes import LINE, SECTOR
 from gtco.tensor.sketch.shared.cuda_streaming import taken
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
@@ -124,8 +123,13 @@ class CudaElementwise:
         return tuple(
             n
             for n in NEIGHBOURS
-            if n <= self.rows.length and n * widest <= 2 * CHUNK and Groups(self, n).wider
+            if n <= self.rows.length and n * widest <= 2 * CHUNK and self._offers(n)
         )
+
+    def _offers(self, neighbours: int) -> bool:
+        """True if some access of a thread is wider, and no other one is scattered over the warp."""
+        groups = Groups(self, neighbours)
+        return groups.align > 1 and (groups.few_alone or self.moved(neighbours).in_order)
 
     def workload(self, config: Config) -> Launch:
         stage, output = self.stage, self.stage.output
@@ -136,7 +140,7 @@ class CudaElementwise:
             assert self.turning is not None
             return self.turning.launch(config["tile"], read, work, flops)
         n, threads = config["neighbours"], config["threads"]
-        traffic, lines = self._accesses
+        found = self.moved(n)
         joined = sum(len(op.inputs) - 1 for op in stage.operators if op.kind == "concat")
         return Launch(
             blocks=ceil(self.groups(n) / threads),
@@ -148,30 +152,23 @@ class CudaElementwise:
             vector=work,
             read=read,
             written=float(output.type.nbytes),
-            traffic=traffic,
+            traffic=found.bytes,
             flops=flops,
-            lines=lines,
+            lines=found.lines,
             asked=n * (read + output.type.nbytes) / output.type.size,
         )
 
+    def moved(self, neighbours: int) -> Moved:
+        if neighbours not in self._moved:
+            size = self.rows.count, self.rows.length
+            self._moved[neighbours] = moved(
+                self.stage, size, lambda row, j: self.rows.index(row, j)[: self.rank], neighbours
+            )
+        return self._moved[neighbours]
+
     @cached_property
-    def _accesses(self) -> tuple[float, float]:
-        """Bytes that warps ask L2 for, and the lines of scattered loads: an element whose
-        neighbours lie apart costs a sector, and a line if these are as far apart.
-        """
-        probe = Probe(self.stage)
-        row, j = probe.scope.variables((self.rows.count, self.rows.length))
-        probe.follow(self.stage.output.output, self.rows.index(row, j)[: self.rank])
-        size, traffic = self.stage.output.type.size, float(self.stage.output.type.nbytes)
-        lines = 0.0
-        for (tensor, _), stride in zip(probe.loads, probe.strides(j), strict=True):
-            if tensor and stride != 0:
-                item = ITEM_BYTES[self.stage.types[tensor].dtype]
-                step = SECTOR if stride is None else abs(stride) * item
-                traffic += float(size * min(SECTOR, step))
-                if step >= SECTOR:
-                    lines += float(size * min(LINE, step)) / LINE
-        return traffic, lines
+    def _moved(self) -> dict[int, Moved]:
+        return {}
 
     @property
     def rank(self) -> int:
@@ -300,11 +297,9 @@ class Groups:
         )
 
     @property
-    def wider(self) -> bool:
-        """True if most accesses take several elements. An element that is loaded alone lies apart
-        from those of the neighbouring threads.
-        """
-        return self.align > 1 and self.single <= len(self.wide)
+    def few_alone(self) -> bool:
+        """True if most loads take several elements, and few take one of each group."""
+        return self.single <= len(self.wide)
 
     def _emit(self, b: Body) -> None:
         em, output = b.em, self.stage.output

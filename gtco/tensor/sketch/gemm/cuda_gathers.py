@@ -13,14 +13,7 @@ from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.sketch.gemm.cuda_operands import CHUNK, Reading, Source
 from gtco.tensor.sketch.gemm.cuda_tiles import Tiles
-from gtco.tensor.sketch.shared.cuda_lanes import (
-    SCATTERED,
-    SECTOR,
-    WARP,
-    Touched,
-    operations,
-    touched,
-)
+from gtco.tensor.sketch.shared.cuda_lanes import WARP, Touched, operations, touched
 from gtco.tensor.stage import ITEM_BYTES
 
 PAIR = 2  # neighbours that a lane computes one after the other, and stores at once
@@ -126,7 +119,7 @@ def scattered(stores: Iterable[Rows], lanes: int, run: int) -> tuple[float, floa
     lines = traffic = 0.0
     for access in stores:
         found = access.touched(lanes)
-        if found.sectors * SECTOR > SCATTERED * WARP * access.width * run:
+        if found.scattered(access.width * run):
             lines += found.clocks(1 / run)
             traffic += found.bytes(1 / run)
     return lines, traffic

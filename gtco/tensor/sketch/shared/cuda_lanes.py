@@ -37,6 +37,12 @@ class Touched:
         """Bytes that L2 delivers for accesses of so many lanes."""
         return lanes / WARP * self.sectors * SECTOR
 
+    def scattered(self, used: int) -> bool:
+        """True if L1 cannot serve the warp's other accesses from the sectors of this one, of which
+        each lane uses so many bytes.
+        """
+        return self.sectors * SECTOR > SCATTERED * WARP * used
+
     def clocks(self, lanes: float) -> float:
         """Lines that accesses of so many lanes touch."""
         return lanes / WARP * self.lines
@@ -90,10 +96,6 @@ class Access:
             taken.append((extent, None if step is None else step * times))
         return along(taken, vector * self.item)
 
-    def scattered(self, found: Touched, vector: int) -> bool:
-        """True if L1 cannot serve the warp's other accesses from the sectors of this one."""
-        return found.sectors * SECTOR > SCATTERED * WARP * vector * self.item
-
 
 def accesses(probe: Probe, ways: Sequence[tuple[Expr, float]], begin: int = 0) -> list[Access]:
     """The accesses that a probe has recorded from ``begin`` on. ``ways``: the variable of an axis,
@@ -122,7 +124,7 @@ def lines_and_traffic(
     for access, lanes in made:
         found = access.touched(axes, vector)
         lines += found.clocks(lanes)
-        if access.scattered(found, vector):
+        if found.scattered(vector * access.item):
             traffic += found.bytes(lanes)
     return lines, traffic
 
