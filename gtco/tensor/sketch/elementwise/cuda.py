@@ -46,7 +46,7 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 NEIGHBOURS = (8, 4, 2)
 THREADS = (128, 256, 512)
 CHUNK = 16  # bytes of one access
-LANES = 16  # of the vectors in which operators are counted
+LANES = 16  # for which operations are counted at once; each lane counts as one
 JOINED = 4  # registers of each further part of a concatenation; a thread chooses between the parts
 
 
@@ -134,7 +134,7 @@ class CudaElementwise:
     def workload(self, config: Config) -> Launch:
         stage, output = self.stage, self.stage.output
         read = float(stage.input_bytes)
-        work = cost.vectors(stage, stage.operators, LANES).total * output.type.size / LANES
+        work = cost.vectors(stage, stage.operators, LANES).total * output.type.size
         flops = float(sum(op.type.size for op in stage.operators))
         if config["tile"] if self.turning is not None else 0:
             assert self.turning is not None
