@@ -19,6 +19,7 @@ from gtco.tensor.cuda import lambdas
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.neighbours import side_by_side, storing
 from gtco.tensor.cuda.tensor_core import TensorCoreRow, oldest
+from gtco.tensor.sketch.gemm import cuda_gathers
 from gtco.tensor.sketch.gemm.cuda_gathers import Gather, Rows, gather, rows
 from gtco.tensor.sketch.gemm.cuda_operands import CHUNK, Reading, Source
 from gtco.tensor.sketch.gemm.cuda_roles import NONE, PRODUCER, ROLES, piece_registers
@@ -199,14 +200,16 @@ class Mapped:
 
     @cached_property
     def stores(self) -> tuple[Rows, ...]:
-        """The accesses of the epilogue."""
+        """The accesses of the epilogue, if lanes that follow each other do not go side by side."""
         (_, _, (_, near)), run = self.stored
 
         def follow(probe: Probe, column: int, row: int) -> None:
             probe.through(self.tail, self.result(0, min(row, far - 1), column))
 
         far = self.stored[0][1][1]
-        return rows(lambda: Probe(self.stage), follow, near, run)
+        if cuda_gathers.side_by_side(self.stage, follow, near, run):
+            return ()
+        return rows(self.stage, follow, near, run)
 
     def store(self, args: Arguments) -> tuple[str, str]:
         """The lambda ``store``, and the argument that tells gemm.cuh how to call it."""

@@ -168,9 +168,9 @@ class Windows:
         rows = (strip - 1) * g.strides[0] + (high - 1) * g.dilation[0] + 1
         rows = min(rows, strip * high)
         taps, total = inputs * wide, self.total(config)
-        # a load and a conversion for each input and each weight
-        read = 2 * taps * (rows + (high if self.weighted else 0))
-        work = total * vector * (read + strip * (self.tap * taps * high + self.output))
+        # a load of each vector of inputs and of weights, and a conversion of each element
+        read = (1 + vector) * taps * (rows + (high if self.weighted else 0))
+        work = total * (read + vector * strip * (self.tap * taps * high + self.output))
         # a thread finds its image, row, column and channel
         indexing = total * (3 * (DIVISION + REMAINDER) + PLACING * taps * rows)
         again = max(1.0, rows / (strip * g.strides[0]))  # rows that the next strip reads too
