@@ -38,8 +38,8 @@ PARTITIONS = 4  # partitions of a multiprocessor; each has its share of every un
 # Bytes a clock of one multiprocessor. L1 and shared memory are one memory with one port: an access
 # to L1 takes it for a clock for each line that the warp's lanes touch.
 SHARED_PORT = 64
-COPIED = 19  # bytes a clock that one warp group brings by itself
 INTEGERS = 64  # integer operations a clock of one multiprocessor (CUDA C++ Programming Guide)
+COPIED = 19  # bytes a clock that one warp group brings by itself
 WARP = 32  # threads
 BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # at most on a multiprocessor, by generation
 # Bytes of shared memory that each block costs beside its own, and the unit of allocation.
@@ -225,9 +225,9 @@ class GpuPolicy(PricingPolicy):
         rate = target.rate(launch.unit) / target.sms * busy
         work = share * launch.work / rate if launch.work else 0.0
         half = HALF["mma"] if launch.work else ALONE
-        fma = target.rate("fma") / target.sms * partitions * warps / (warps + half)
-        vector = share * launch.vector / (fma / 2)
-        vector += share * launch.indexing / (INTEGERS * target.clock * busy)
+        issuing = partitions * warps / (warps + half)
+        vector = share * launch.vector / (target.rate("fma") / target.sms * issuing / 2)
+        vector += share * launch.indexing / (INTEGERS * target.clock * issuing)
         loads = share * launch.traffic / self.port
         near = launch.staged / SHARED_PORT + launch.lines
         ports = max(loads, share * near / target.clock)
