@@ -31,6 +31,8 @@ FILL = 1.5e-6  # seconds of a contraction before its loops run full, and behind 
 # Clocks from barrier to barrier, by the unit that multiplies: with mma.sync the barrier, ldmatrix
 # and a few dependent products. A warp group's products go on behind it.
 STEP = {"wgmma": 124, "mma": 369}
+# The same where nothing is multiplied: no thread waits for another, and warps wait in turn.
+WAIT = 150
 # A multiprocessor with so many warps reaches half of a unit's rate: while one waits, others work.
 HALF = {"wgmma": 0.5, "mma": 4.5, "fma": 4.5}
 ALONE = 1.0  # the same for kernels without a contraction, whose steps do not depend on each other
@@ -234,6 +236,8 @@ class GpuPolicy(PricingPolicy):
         chain = launch.steps * STEP.get(unit, STEP["mma"]) / target.clock
         if not launch.overlapped:
             return max(work, chain) + ports + launch.steps * LATENCY + vector
+        if not launch.work:
+            return max(ports, launch.steps * WAIT / target.clock) + vector
         # a slice is asked for `ahead` slices before its use, and comes behind those of all blocks
         waiting = (launch.steps * LATENCY + loads) / launch.ahead
         if launch.copying:
