@@ -237,7 +237,7 @@ class GpuPolicy(PricingPolicy):
         if not launch.overlapped:
             return max(work, chain) + ports + launch.steps * LATENCY + vector
         if not launch.work:
-            return max(ports, launch.steps * WAIT / target.clock) + vector
+            return max(ports, launch.steps * WAIT / target.clock) + vector + LATENCY
         # a slice is asked for `ahead` slices before its use, and comes behind those of all blocks
         waiting = (launch.steps * LATENCY + loads) / launch.ahead
         if launch.copying:
