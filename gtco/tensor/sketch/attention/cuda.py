@@ -45,6 +45,7 @@ WARPS = 8  # most warps of a block
 REGISTERS = 240  # of a thread, estimated: it can address 255, and NVRTC takes a few more or fewer
 WAITING = 0.375  # of a lane's registers for each of 16 rows and each key
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
+MEANWHILE = 7.0  # of these 8, so many pass beside products of Tensor Cores: it is one instruction
 LANES = 16  # for which element-wise operators are counted; each lane of an operation counts as one
 BIAS = 6.0  # float32 operations of a score's bias: an address, a load, an addition
 # What a lane does in a step on Tensor Cores, whatever the number of its keys: for each 16 rows the
@@ -255,7 +256,7 @@ class CudaAttention:
             registers=block.registers,
             unit=self.unit,
             work=2.0 * scores * (block.depth + block.width),
-            vector=scores * (SCORE + BIAS * biased)
+            vector=scores * (SCORE - MEANWHILE * self.mma + BIAS * biased)
             + looping
             + merged
             + b * m * e * (3.0 + self._tail_vectors)
