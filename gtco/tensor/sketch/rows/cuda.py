@@ -204,6 +204,8 @@ class CudaRows:
             shared=self._shared(config),
             steps=steps,
             traffic=apart * traffic,
+            # lanes of several teams read several rows at once, each in lines of its own
+            lines=accesses / 3.0 / team if self.view.by_rows and team < WARP else 0.0,
         )
 
     @cached_property
