@@ -54,9 +54,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Compiles of this process share their workers, and measure the machine even if it is busy.
-    This does not hold for the test that first imports the compiler inside itself, so that tests
-    without TVM need not wait for it.
+    """Compiles of this process share their workers and onnxsim's process, and measure the machine
+    even if it is busy. This does not hold for the test that first imports the compiler inside
+    itself, so that tests without TVM need not wait for it.
     """
     if compiler := sys.modules.get("gtco.compiler"):
         from gtco.search.calibration import measure
@@ -64,8 +64,13 @@ def pytest_runtest_setup() -> None:
 
         compiler.Workers = OneSetOfWorkers  # type: ignore[attr-defined]
         measure.MOST_SECONDS = 600.0
+    if simplify := sys.modules.get("gtco.frontend.simplify"):
+        from tests.one_simplifier import OneSimplifier
+
+        simplify.subprocess = OneSimplifier  # type: ignore[attr-defined]
 
 
 def pytest_sessionfinish() -> None:
-    if shared := sys.modules.get("tests.one_set_of_workers"):
-        shared.end()
+    for name in ("tests.one_set_of_workers", "tests.one_simplifier"):
+        if shared := sys.modules.get(name):
+            shared.end()
