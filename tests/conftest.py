@@ -54,9 +54,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Compiles of this process share their workers and onnxsim's process, and measure the machine
-    even if it is busy. This does not hold for the test that first imports the compiler inside
-    itself, so that tests without TVM need not wait for it.
+    """Compiles of this process share their workers, onnxsim's process and what torch's exporter
+    knows, and measure the machine even if it is busy. This does not hold for the test that first
+    imports the compiler or torch's exporter inside itself, so that tests without them need not wait
+    for them.
     """
     if compiler := sys.modules.get("gtco.compiler"):
         from gtco.search.calibration import measure
@@ -68,6 +69,10 @@ def pytest_runtest_setup() -> None:
         from tests.one_simplifier import OneSimplifier
 
         simplify.subprocess = OneSimplifier  # type: ignore[attr-defined]
+    if registration := sys.modules.get("torch.onnx._internal.exporter._registration"):
+        from tests.one_torchlib import gather_once
+
+        gather_once(registration.ONNXRegistry)
 
 
 def pytest_sessionfinish() -> None:
