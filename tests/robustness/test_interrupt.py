@@ -330,7 +330,7 @@ def test_a_full_disk_for_the_dump(disk: Path, tmp_path: Path) -> None:
 def test_a_full_disk_for_what_is_printed(root: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "gtco", "doctor"],
+            [sys.executable, "-m", "gtco", "completion", "bash"],
             cwd=root,
             stdout=full,
             stderr=subprocess.PIPE,
