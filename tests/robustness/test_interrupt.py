@@ -27,8 +27,11 @@ from tests.driver.test_compiler import check, mlp
 from tests.runtime.test_models import check as check_small
 from tests.runtime.test_models import example_inputs, kernels, small_artifact  # noqa: F401
 
+# What a command imports before anything that imports TVM, so that TVM does not import torch.
+TORCHLESS = "from gtco.support.torchless import import_tvm; import_tvm()\n"
+
 # Runs `gtco compile`; the phase named by argv[1] makes the file argv[2] and waits.
-DRIVER = """
+DRIVER = TORCHLESS + """
 import functools, os, sys, time
 phase, marker, *command = sys.argv[1:]
 waiting = f"import time; open({marker!r}, 'w').close(); time.sleep(300)"
@@ -125,7 +128,7 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
 
 
 # A command in which the first stop comes in a function that TVM calls, and TVM loses it.
-CALLED_BACK = """
+CALLED_BACK = TORCHLESS + """
 import sys, time
 import tvm_ffi
 from gtco.cli import doctor_command, main
@@ -189,7 +192,7 @@ def test_ctrl_c_waits_for_the_end_of_an_import(module: str, root: Path, tmp_path
 
 
 # Runs `gtco compile`, which gets Ctrl-C while it verifies, and repeatedly while it cleans up.
-AGAIN = """
+AGAIN = TORCHLESS + """
 import os, shutil, signal, sys
 from gtco import verification
 from gtco.runtime import publish
