@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,12 @@ def pytest_runtest_setup() -> None:
     for them.
     """
     if compiler := sys.modules.get("gtco.compiler"):
+        from gtco.codegen import processes
         from gtco.search.calibration import measure
         from tests.one_set_of_workers import OneSetOfWorkers
 
         compiler.Workers = OneSetOfWorkers  # type: ignore[attr-defined]
+        processes.early = nullcontext  # a command would start a server that nobody asks
         measure.MOST_SECONDS = 600.0
     if simplify := sys.modules.get("gtco.frontend.simplify"):
         from tests.one_simplifier import OneSimplifier

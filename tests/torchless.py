@@ -1,5 +1,6 @@
-"""``python -m tests.torchless MODULE ARGUMENTS`` is ``python -m MODULE ARGUMENTS`` without torch and
-sympy. TVM and onnxsim import them where they are installed, 2 s of CPU in each process.
+"""``python -m tests.torchless MODULE ARGUMENTS`` is ``python -m MODULE ARGUMENTS`` in a process
+without torch and sympy. TVM and onnxsim import them where they are installed, which takes 2 s of
+CPU.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from tests.runtime.test_models import example_inputs, kernels, small_artifact  #
 TORCHLESS = "from gtco.support.torchless import import_tvm; import_tvm()\n"
 
 # Runs `gtco compile`; the phase named by argv[1] makes the file argv[2] and waits.
-DRIVER = TORCHLESS + """
+DRIVER = """
 import functools, os, sys, time
 phase, marker, *command = sys.argv[1:]
 waiting = f"import time; open({marker!r}, 'w').close(); time.sleep(300)"
@@ -113,7 +113,7 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--force", "--verify"]
     command += ["--tune", "quick" if phase == "tune" else "off"]
-    child = start(root, tmp_path, DRIVER, phase, str(marker), *command)
+    child = start(root, tmp_path, TORCHLESS + DRIVER, phase, str(marker), *command)
     wait_until_it_waits(child, marker)
     processes = psutil.Process(child.pid).children(recursive=True)
     assert processes or phase == "verify"
@@ -128,7 +128,7 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
 
 
 # A command in which the first stop comes in a function that TVM calls, and TVM loses it.
-CALLED_BACK = TORCHLESS + """
+CALLED_BACK = """
 import sys, time
 import tvm_ffi
 from gtco.cli import doctor_command, main
@@ -148,7 +148,7 @@ raise SystemExit(main(["doctor"]))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_that_is_lost_is_raised_again(root: Path, tmp_path: Path, number: int) -> None:
     marker = tmp_path / "marker"
-    child = start(root, tmp_path, CALLED_BACK, str(marker))
+    child = start(root, tmp_path, TORCHLESS + CALLED_BACK, str(marker))
     wait_until_it_waits(child, marker)
     child.send_signal(number)
     _, errors = child.communicate(timeout=100)
@@ -192,7 +192,7 @@ def test_ctrl_c_waits_for_the_end_of_an_import(module: str, root: Path, tmp_path
 
 
 # Runs `gtco compile`, which gets Ctrl-C while it verifies, and repeatedly while it cleans up.
-AGAIN = TORCHLESS + """
+AGAIN = """
 import os, shutil, signal, sys
 from gtco import verification
 from gtco.runtime import publish
@@ -219,7 +219,7 @@ def test_a_second_ctrl_c_does_not_cut_cleaning_up_short(root: Path, tmp_path: Pa
     (tmp_path / "out").mkdir()
     library = str(tmp_path / "out" / "mlp.so")
     options = ["-o", library, "--verify", "--tune", "off"]
-    child = start(root, tmp_path, AGAIN, str(tmp_path / "mlp.onnx"), *options)
+    child = start(root, tmp_path, TORCHLESS + AGAIN, str(tmp_path / "mlp.onnx"), *options)
     output, errors = child.communicate(timeout=200)
     assert child.returncode == 130 and errors.endswith("interrupted\n"), errors
     assert "cleaned up" in output and "Traceback" not in errors
@@ -234,7 +234,7 @@ def test_ctrl_c_at_any_moment(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify", "--tune", "off"]
-    start(root, tmp_path, DRIVER, "none", "", *command).communicate()
+    start(root, tmp_path, TORCHLESS + DRIVER, "none", "", *command).communicate()
     before = (out / "mlp.so").read_bytes()
     started = "import sys; from gtco.cli import main; print(flush=True); "
     for _ in range(40):
