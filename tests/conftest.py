@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -54,18 +55,30 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Compiles of this process share their workers, and measure the machine even if it is busy.
-    This does not hold for the test that first imports the compiler inside itself, so that tests
-    without TVM need not wait for it.
+    """Compiles of this process share their workers, onnxsim's process and what torch's exporter
+    knows, and measure the machine even if it is busy. This does not hold for the test that first
+    imports the compiler or torch's exporter inside itself, so that tests without them need not wait
+    for them.
     """
     if compiler := sys.modules.get("gtco.compiler"):
+        from gtco.codegen import processes
         from gtco.search.calibration import measure
         from tests.one_set_of_workers import OneSetOfWorkers
 
         compiler.Workers = OneSetOfWorkers  # type: ignore[attr-defined]
+        processes.early = nullcontext  # a command would start a server that nobody asks
         measure.MOST_SECONDS = 600.0
+    if simplify := sys.modules.get("gtco.frontend.simplify"):
+        from tests.one_simplifier import OneSimplifier
+
+        simplify.subprocess = OneSimplifier  # type: ignore[attr-defined]
+    if registration := sys.modules.get("torch.onnx._internal.exporter._registration"):
+        from tests.one_torchlib import gather_once
+
+        gather_once(registration.ONNXRegistry)
 
 
 def pytest_sessionfinish() -> None:
-    if shared := sys.modules.get("tests.one_set_of_workers"):
-        shared.end()
+    for name in ("tests.one_set_of_workers", "tests.one_simplifier"):
+        if shared := sys.modules.get(name):
+            shared.end()

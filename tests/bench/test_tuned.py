@@ -253,7 +253,7 @@ def test_tuning_goes_on_from_its_records_and_its_minutes_add_up(tmp_path: Path) 
     records.
     """
     model, file = tmp_path / "mlp.onnx", tmp_path / "mlp.records"
-    onnx.save(mlp(layers=2), model)
+    onnx.save(mlp(), model)
     nothing = build(model, tmp_path / "m.so", 1, tuning=Tuning("full", 0.0, file))
     assert nothing.error and "there is no file of records" in nothing.error
     assert not file.exists()

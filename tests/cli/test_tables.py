@@ -150,6 +150,8 @@ ON_A_TERMINAL = """
 import fcntl, struct, sys, termios
 fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(sys.argv[1]), 0, 0))
 sys.path[:0] = [sys.argv[2]]
+from gtco.support.torchless import import_tvm
+import_tvm()
 import time
 from gtco.cli.console import Phases
 from tests.cli.test_tables import view

@@ -41,6 +41,9 @@ SHAPES = {"k": (16, 3, 4, 4), "scale": (16,), "bias": (16,), "w": (16, 16), "w1"
 ELSEWHERE = """
 import sys
 from gtco.cli import main
+from gtco.support.torchless import import_tvm
+
+import_tvm()
 import gtco.compiler
 from gtco.codegen.workers import Workers
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.end_to_end.node_cases import cases
 
-RUNNER = (sys.executable, "-m", "tests.end_to_end.node_runner")
+RUNNER = (sys.executable, "-m", "tests.torchless", "tests.end_to_end.node_runner")
 
 
 def run_all(groups: Sequence[Sequence[str]], processes: int) -> dict[str, str]:

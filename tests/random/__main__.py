@@ -99,7 +99,8 @@ class Child:
     """The process that compiles; it is started again if it died."""
 
     def __init__(self, folder: Path, small: bool) -> None:
-        self.command = [sys.executable, "-m", "tests.random", "--serve", "--folder", str(folder)]
+        self.command = [sys.executable, "-m", "tests.torchless", "tests.random"]
+        self.command += ["--serve", "--folder", str(folder)]
         self.command += [] if small else ["--no-shrink"]
         self.process: subprocess.Popen[str] | None = None
 

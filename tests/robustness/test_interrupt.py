@@ -27,6 +27,9 @@ from tests.driver.test_compiler import check, mlp
 from tests.runtime.test_models import check as check_small
 from tests.runtime.test_models import example_inputs, kernels, small_artifact  # noqa: F401
 
+# What a command imports before anything that imports TVM, so that TVM does not import torch.
+TORCHLESS = "from gtco.support.torchless import import_tvm; import_tvm()\n"
+
 # Runs `gtco compile`; the phase named by argv[1] makes the file argv[2] and waits.
 DRIVER = """
 import functools, os, sys, time
@@ -110,7 +113,7 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--force", "--verify"]
     command += ["--tune", "quick" if phase == "tune" else "off"]
-    child = start(root, tmp_path, DRIVER, phase, str(marker), *command)
+    child = start(root, tmp_path, TORCHLESS + DRIVER, phase, str(marker), *command)
     wait_until_it_waits(child, marker)
     processes = psutil.Process(child.pid).children(recursive=True)
     assert processes or phase == "verify"
@@ -145,7 +148,7 @@ raise SystemExit(main(["doctor"]))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_that_is_lost_is_raised_again(root: Path, tmp_path: Path, number: int) -> None:
     marker = tmp_path / "marker"
-    child = start(root, tmp_path, CALLED_BACK, str(marker))
+    child = start(root, tmp_path, TORCHLESS + CALLED_BACK, str(marker))
     wait_until_it_waits(child, marker)
     child.send_signal(number)
     _, errors = child.communicate(timeout=100)
@@ -216,7 +219,7 @@ def test_a_second_ctrl_c_does_not_cut_cleaning_up_short(root: Path, tmp_path: Pa
     (tmp_path / "out").mkdir()
     library = str(tmp_path / "out" / "mlp.so")
     options = ["-o", library, "--verify", "--tune", "off"]
-    child = start(root, tmp_path, AGAIN, str(tmp_path / "mlp.onnx"), *options)
+    child = start(root, tmp_path, TORCHLESS + AGAIN, str(tmp_path / "mlp.onnx"), *options)
     output, errors = child.communicate(timeout=200)
     assert child.returncode == 130 and errors.endswith("interrupted\n"), errors
     assert "cleaned up" in output and "Traceback" not in errors
@@ -231,7 +234,7 @@ def test_ctrl_c_at_any_moment(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify", "--tune", "off"]
-    start(root, tmp_path, DRIVER, "none", "", *command).communicate()
+    start(root, tmp_path, TORCHLESS + DRIVER, "none", "", *command).communicate()
     before = (out / "mlp.so").read_bytes()
     started = "import sys; from gtco.cli import main; print(flush=True); "
     for _ in range(40):
@@ -330,7 +333,7 @@ def test_a_full_disk_for_the_dump(disk: Path, tmp_path: Path) -> None:
 def test_a_full_disk_for_what_is_printed(root: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "gtco", "doctor"],
+            [sys.executable, "-m", "gtco", "completion", "bash"],
             cwd=root,
             stdout=full,
             stderr=subprocess.PIPE,

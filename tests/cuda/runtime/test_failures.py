@@ -227,7 +227,7 @@ def test_no_driver_and_one_too_old(small_gpu: Path, tmp_path: Path) -> None:
     ):
         text = in_a_process(DESCRIBE, str(small_gpu))
         assert "runs on NVIDIA GPUs, and their driver cannot be opened (libcuda.so.1" in text
-    build(tmp_path, "-DFAKE_OLD_DRIVER")
+    build(tmp_path, "-DFAKE_OLD_DRIVER", "-O0")
     text = in_a_process(DESCRIBE, str(small_gpu), LD_LIBRARY_PATH=str(tmp_path))
     assert "is too old: it serves CUDA 13.0 and lacks cuGraphAddKernelNode_v2" in text
 
