@@ -7,6 +7,7 @@ extern "C" __global__ void __launch_bounds__(256) gtco_bias_gelu(
     const float* __restrict__ in1,
     half* __restrict__ out) {
   const int block = blockIdx.x;
+  gtco::after_previous();
   const int thread = block * 256 + threadIdx.x;
   const int row = thread / 768, group = thread % 768;
   const auto x0 = gtco::read_group<4, 4>(in0 + row * 3072 + group * 4);
