@@ -18,6 +18,7 @@ import pytest
 
 from gtco.codegen import processes
 from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
+from gtco.codegen.processes import early
 from gtco.codegen.workers import Workers
 from gtco.machine.gpu import gpu_target
 from gtco.machine.target import target
@@ -280,7 +281,7 @@ def test_forks_end_with_the_process_that_uses_them(tmp_path: Path, root: Path) -
 
 
 def test_workers_take_the_process_that_was_started_early() -> None:
-    with processes.early():
+    with early():
         (first,) = processes._early
         with Workers(1) as workers:
             assert workers.forks is first and not processes._early
@@ -288,7 +289,7 @@ def test_workers_take_the_process_that_was_started_early() -> None:
         with Workers(1) as workers:
             assert workers.forks is not first
     assert not first.alive
-    with processes.early():
+    with early():
         (unused,) = processes._early
     assert not unused.alive and not processes._early
 

@@ -1,5 +1,4 @@
-"""The analytic policy for GPUs. It predicts the time of launches from hardware limits alone and
-measures nothing.
+"""The analytic policy for GPUs. It predicts the time of launches and measures nothing.
 
 The model has the levels of a GPU. Blocks run in waves over the multiprocessors (Helix, eq. 6: a
 last, partial wave takes as long as its blocks do). Shared memory, registers and threads limit how
@@ -157,7 +156,8 @@ class GpuPolicy(PricingPolicy):
         to warp roles in the same way.
         """
         every = self._of_sketches(stage, self._compared)
-        found = with_rival(every, n - 1, lambda one: one.joined)
+        last = int(len({one.roles for one in every}) > 1)
+        found = with_rival(every, n - last, lambda one: one.joined)
         others = [one for one in every if one not in found]
         found = with_rival([*found, *others], n, lambda one: one.roles)
         return [one.config for one in found]

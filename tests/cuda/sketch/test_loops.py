@@ -64,7 +64,10 @@ def test_blocks_and_threads_are_those_of_the_launch(core: Any, target: str) -> N
         if sketch.name == "fallback" and not sketch.by_elements:
             continue  # loops of TVM
         for line, around in found:
-            assert many(around, BLOCKS) == prod(program.grid), (config, line)
+            whole = not any(loop.loop == "part" for loop in around)
+            split = int(config.by_name.get("split", 1)) if sketch.name == "gemm" and whole else 1
+            # behind the parts, the block that comes last does the tile
+            assert many(around, BLOCKS) * split == prod(program.grid), (config, line)
             runs = {loop.runs for loop in around}
             if WARPS in runs:
                 multiplying = program.threads - sketch.workload(config).copying

@@ -23,8 +23,7 @@ def product_lines(mapped: Mapped, tiles: Tiles, group: int) -> tuple[Line, ...]:
     if 1 < group < down:
         cut += f"; {group} rows of tiles are walked together"
     along_k = f"k is {outer} times {depth}" if outer > 1 else f"k is {depth}"
-    ahead = tiles.stages - (2 if row.unit == "wgmma" else 1)
-    slices = f"{along_k}; {tiles.stages} slices in shared memory, {ahead} copied ahead"
+    slices = f"{along_k}; {tiles.stages} slices in shared memory, {tiles.ahead} copied ahead"
     with loops.over("tile", batch * down * across, BLOCKS, cut):
         with loops.over("part", tiles.split, BLOCKS, "of k's slices"):
             each = ceil(tiles.slices / tiles.split)
