@@ -41,7 +41,7 @@ EVENTS = 2.1e-6
 
 
 @dataclass(frozen=True)
-class Priced:
+class Reading:
     """A config of a stage with its predicted and measured seconds."""
 
     stage: str
@@ -52,7 +52,7 @@ class Priced:
     measured: float
 
 
-def load(path: Path) -> list[Priced]:
+def load(path: Path) -> list[Reading]:
     """The readings, priced by today's policy. A config that its space no longer has is left out."""
     text = gzip.decompress(path.read_bytes()).decode()
     records = from_lines(text, path.name)
@@ -60,7 +60,7 @@ def load(path: Path) -> list[Priced]:
     policy = GpuPolicy(target)
     spaces = {stage.key: space_of(stage, target) for stage in programs(text, path.name)}
     return [
-        Priced(r.stage, r.label, _unit(r), r.parsed, seconds, r.seconds)
+        Reading(r.stage, r.label, _unit(r), r.parsed, seconds, r.seconds)
         for r in records
         if r.seconds and (seconds := _price(policy, spaces[r.stage], r)) < inf
     ]
@@ -84,9 +84,9 @@ def _price(policy: GpuPolicy, space: Space, record: Record) -> float:
     return pick.seconds if pick else inf
 
 
-def picks(found: Sequence[Priced]) -> dict[str, float]:
+def picks(found: Sequence[Reading]) -> dict[str, float]:
     """For each stage, the measured time of its cheapest config by price over the best one's."""
-    stages: dict[str, list[Priced]] = defaultdict(list)
+    stages: dict[str, list[Reading]] = defaultdict(list)
     for one in found:
         stages[f"{one.label} {one.stage}"].append(one)
     return {
@@ -95,7 +95,7 @@ def picks(found: Sequence[Priced]) -> dict[str, float]:
     }
 
 
-def errors(found: Sequence[Priced]) -> dict[str, tuple[int, float, float]]:
+def errors(found: Sequence[Reading]) -> dict[str, tuple[int, float, float]]:
     """By unit: readings, the median of predicted over measured, and the mean of the logarithm's
     size.
     """

@@ -133,8 +133,9 @@ _TURING, _AMPERE = _rates(128, 512, 0), _rates(128, 2048, 2048)
 # 2024, arXiv:2402.13499). Our kernels, timed on an H200, reach 3080 with wgmma and 1400 without.
 _GROUPS = ("wgmma:float16", 3080.0), ("wgmma:bfloat16", 3080.0)
 _ADA, _HOPPER = _rates(256, 512, 512), (*_rates(256, 1400, 1400), *_GROUPS)
-# All other figures are from the vendor's sheets: boost clock, memory, dense rates with float32
-# sums. (name, architecture, multiprocessors, GHz, GB/s of memory, GB/s of L2, MiB of L2)
+# Hopper's L2 is what our kernels get on an H200. All other figures are from the vendor's sheets:
+# boost clock, memory, dense rates with float32 sums. (name, architecture, multiprocessors, GHz,
+# GB/s of memory, GB/s of L2, MiB of L2)
 GPUS: Mapping[str, GpuTarget] = {
     gpu.name: gpu
     for gpu in (

@@ -3,9 +3,10 @@
 The model has the levels of a GPU. Blocks run in waves over the multiprocessors (Helix, eq. 6: a
 last, partial wave takes as long as its blocks do). Shared memory, registers and threads limit how
 many blocks run side by side (DyGen, eq. 2 to 5). In each block a loop computes while its loads are
-under way, or waits for them (Helix, eq. 5). The rates come from the vendor's documents. The
-constants below were fitted to 1586 kernels of nine models that an NVIDIA H200 timed
-(``bench/gpu/readings/h200.jsonl.gz``); other GPUs have not been measured.
+under way, or waits for them (Helix, eq. 5). The constants below, and the rates of Hopper, were
+fitted to 1586 kernels of nine models that an NVIDIA H200 timed
+(``bench/gpu/readings/h200.jsonl.gz``). No other GPU has been measured: its rates come from the
+vendor's documents.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MEETING = 0.7e-6  # seconds: sums of a block to L2, a counter there and back, su
 FILL = 1.5e-6  # seconds of a contraction before its loops run full, and behind them
 # Clocks from barrier to barrier, by the unit that multiplies: with mma.sync the barrier, ldmatrix
 # and a few dependent products. A warp group's products go on behind it.
-STEP = {"wgmma": 124, "mma": 369}
+STEP = {"wgmma": 124, "mma": 369, "fma": 369}
 # The same where nothing is multiplied: no thread waits for another, and warps wait in turn.
 WAIT = 150
 # A multiprocessor with so many warps reaches half of a unit's rate: while one waits, others work.
@@ -172,8 +173,11 @@ class GpuPolicy(PricingPolicy):
         return LAUNCH + CERTAIN * 2 * multiplied / self.peak(types[op.inputs[0]].dtype)
 
     def peak(self, operand: str) -> float:
-        """FLOP/s of products of operands of this dtype, on all multiprocessors."""
-        return self.target.rate(f"mma:{operand}") or self.target.rate("fma")
+        """FLOP/s of products of operands of this dtype by the fastest unit that multiplies them, on
+        all multiprocessors.
+        """
+        units = max(self.target.rate(f"{unit}:{operand}") for unit in ("mma", "wgmma"))
+        return units or self.target.rate("fma")
 
     def seconds(self, launch: Launch, constants: float = 0.0) -> float:
         """Seconds of a launch in a CUDA graph. ``constants`` are the bytes that come from memory,
@@ -222,18 +226,20 @@ class GpuPolicy(PricingPolicy):
         unit = launch.unit.partition(":")[0]
         # a partition is idle if it has no warp, or while all its warps wait
         partitions = min(1.0, warps / PARTITIONS)
-        half = HALF[unit] if launch.work else ALONE
-        busy = partitions * warps / (warps + half)
-        rate = target.rate(launch.unit) / target.sms * busy
+
+        def reached(half: float) -> float:
+            """The share of a unit's rate."""
+            return partitions * warps / (warps + half)
+
+        rate = target.rate(launch.unit) / target.sms * reached(HALF[unit])
         work = share * launch.work / rate if launch.work else 0.0
-        half = HALF["mma"] if launch.work else ALONE
-        issuing = partitions * warps / (warps + half)
+        issuing = reached(HALF["fma"] if launch.work else ALONE)
         vector = share * launch.vector / (target.rate("fma") / target.sms * issuing / 2)
         vector += share * launch.indexing / (INTEGERS * target.clock * issuing)
         loads = share * launch.traffic / self.port
         near = launch.staged / SHARED_PORT + launch.lines
         ports = max(loads, share * near / target.clock)
-        chain = launch.steps * STEP.get(unit, STEP["mma"]) / target.clock
+        chain = launch.steps * STEP[unit] / target.clock
         if not launch.overlapped:
             return max(work, chain) + ports + launch.steps * LATENCY + vector
         if not launch.work:

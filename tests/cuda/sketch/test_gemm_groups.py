@@ -134,6 +134,7 @@ def test_a_large_product_is_theirs() -> None:
     pick = policy.choose(stage)
     assert pick is not None and str(pick.config["row"]).startswith("wgmma")
     assert pick.seconds == policy.price(pick.sketch, pick.config)
+    assert pick.seconds >= policy.floor(stage.operators[0], stage.types), "no bound is above it"
     proposed = policy.propose(stage, 8)
     assert proposed[0] == pick.config and len(set(proposed)) == 8
     assert policy.propose(stage, 1) == [pick.config]

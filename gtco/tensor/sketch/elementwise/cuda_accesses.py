@@ -28,8 +28,11 @@ class Moved:
 
 
 def moved(stage: Stage, size: tuple[int, int], at: At, neighbours: int) -> Moved:
-    """What is moved if a lane takes so many neighbours. ``size``: the rows of the output, and the
-    elements of one.
+    """What the kernel moves.
+
+    - ``size``: the number of rows of the output, and of elements in a row;
+    - ``at``: the output's index of a row and a position in it;
+    - ``neighbours``: the number of elements of a row that one lane computes.
     """
     count, length = size
     probe = Probe(stage)
