@@ -317,7 +317,7 @@ def _supported() -> set[str]:
     """The standard operators that TVM's importer or gtco's reads."""
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    from gtco.frontend.overrides import OVERRIDES
+    from gtco.frontend.operators.overrides import OVERRIDES
 
     return {*_get_convert_map(), *OVERRIDES}
 

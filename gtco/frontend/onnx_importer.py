@@ -1,5 +1,5 @@
 """TVM's ONNX importer, with errors in gtco's words and with the rules of
-:mod:`gtco.frontend.overrides` before its own.
+:mod:`gtco.frontend.operators.overrides` before its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from gtco.frontend.node_check import NUMBERS, Node, differ, spell
-from gtco.frontend.overrides import OVERRIDES, Refused
-from gtco.frontend.padding import with_pads
+from gtco.frontend.operators.overrides import OVERRIDES, Refused
+from gtco.frontend.operators.padding import with_pads
 
 _SMALL = 1 << 10  # elements: a larger constant is data
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")

@@ -12,7 +12,7 @@ import pytest
 import gtco.compiler  # noqa: F401 (before the fixtures, so that compiles share their workers)
 from gtco import cli
 from tests.cli.test_several_shapes import said
-from tests.end_to_end.test_variants import batched, named
+from tests.end_to_end.sizes.test_variants import batched, named
 from tests.golden.test_plan import TOKENS, WIDTH
 
 

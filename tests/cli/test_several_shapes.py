@@ -12,7 +12,7 @@ import pytest
 import gtco.compiler  # before the fixtures, so that compiles share their workers
 from gtco import cli
 from gtco.runtime.library import read_metadata
-from tests.end_to_end.test_variants import batched, convolution
+from tests.end_to_end.sizes.test_variants import batched, convolution
 from tests.golden.test_plan import TOKENS, WIDTH
 
 

@@ -21,7 +21,7 @@ from gtco.runtime.library import read_metadata
 from gtco.support.errors import ArtifactError, OptionError, VerificationError
 from gtco.verification import verify
 from models.weights import initialise
-from tests.end_to_end.node_runner import InProcess
+from tests.end_to_end.nodes.runner import InProcess
 from tests.end_to_end.test_models import swin, vit
 from tests.end_to_end.test_verify import encoder, failing
 from tests.kernels import EMULATED, runnable

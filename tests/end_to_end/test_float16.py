@@ -20,7 +20,7 @@ from gtco.cli.console import size
 from models import export_onnx
 from models.weights import initialise
 from tests.end_to_end.halved import Halved, assert_rounded, halved
-from tests.end_to_end.node_runner import InProcess
+from tests.end_to_end.nodes.runner import InProcess
 from tests.end_to_end.test_bfloat16 import Convolutions
 from tests.end_to_end.test_models import swin, vit
 

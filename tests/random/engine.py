@@ -1,7 +1,7 @@
 """Batches of drawn graphs, compiled by gtco in this process and compared with ONNX Runtime.
 
 A compile of twenty graphs costs little more than one of a single graph. As in
-:mod:`tests.end_to_end.node_runner`, there are no workers and no process for onnxsim.
+:mod:`tests.end_to_end.nodes.runner`, there are no workers and no process for onnxsim.
 
 The tolerance of an output has two parts: a share of its largest magnitude, and a multiple of the
 effect that small changes have in ONNX Runtime (without its own fusions). The changes are made to
@@ -29,7 +29,7 @@ import gtco.compiler
 import gtco.frontend.onnx
 from gtco.runtime.module import load
 from gtco.support.errors import GtcoError, UnsupportedError
-from tests.end_to_end.node_runner import InProcess, simplify
+from tests.end_to_end.nodes.runner import InProcess, simplify
 from tests.random.builder import Drawn, model_of
 from tests.random.definitions import written_out
 from tests.random.draw import SPECIAL

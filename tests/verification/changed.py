@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import gtco
-from tests.end_to_end.node_runner import InProcess
+from tests.end_to_end.nodes.runner import InProcess
 
 
 def compiled_here(model: onnx.ModelProto, **options: Any) -> gtco.CompiledModel:

@@ -15,8 +15,8 @@ from gtco.verification.float64.evaluator import Evaluator, Limits
 from gtco.verification.float64.judge import OPERANDS
 from gtco.verification.float64.operators import Arithmetic
 from gtco.verification.judge import Unjudged
-from tests.end_to_end.node_cases import NodeCase, cases
-from tests.end_to_end.node_runner import widened
+from tests.end_to_end.nodes.cases import NodeCase, cases
+from tests.end_to_end.nodes.runner import widened
 
 AMPLE = (60.0, 2**30)
 EXACT = Arithmetic(np.float64)

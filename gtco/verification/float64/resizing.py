@@ -1,7 +1,7 @@
 """ONNX's Resize, Upsample and GridSample in numpy.
 
-They follow ONNX's text. They share nothing with the importer (``frontend/resize.py``), because they
-judge its results.
+They follow ONNX's text. They share nothing with the importer (``frontend/operators/resize.py``),
+because they judge its results.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_weights_of_a_range_that_change(compiles):
 
 
 def test_samples_that_depend_on_each_other_are_compiled_by_size(compiles, monkeypatch):
-    """The proof is in tests/end_to_end/test_ranges.py."""
+    """The proof is in tests/end_to_end/sizes/test_ranges.py."""
     compile_model = gtco.compiler.compile_model
 
     def refusing(module, inputs, **options):

@@ -1,6 +1,6 @@
 """ONNX's own backend tests, one operator each, compiled, linked, loaded and run.
 
-:mod:`tests.end_to_end.node_cases` says which tests are run. :mod:`tests.end_to_end.node_failures`
+:mod:`tests.end_to_end.nodes.cases` says which tests are run. :mod:`tests.end_to_end.nodes.failures`
 says which may fail, and why. Three things are errors: a failure that is not in the table, a failure
 for another reason than the table's, and a test that passes although the table says that it fails.
 """
@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from tests.end_to_end import node_runner
-from tests.end_to_end.node_cases import GROUP, OPERATORS, NodeCase, cases, groups
-from tests.end_to_end.node_failures import EXPECTED_FAILURES
-from tests.end_to_end.node_results import run_all, run_some
-from tests.end_to_end.node_runner import compare
+from tests.end_to_end.nodes.cases import GROUP, OPERATORS, NodeCase, cases, groups
+from tests.end_to_end.nodes.failures import EXPECTED_FAILURES
+from tests.end_to_end.nodes.results import run_all, run_some
+from tests.end_to_end.nodes.runner import compare
 
 
 def test_operators_agree_with_onnx(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from gtco.verification.float64.operators import Arithmetic
 from models import export_onnx
 from models.vit import VisionTransformer
 from models.weights import initialise
-from tests.end_to_end.node_runner import InProcess
+from tests.end_to_end.nodes.runner import InProcess
 from tests.end_to_end.test_bfloat16 import Convolutions
 from tests.kernels import fresh_seed
 

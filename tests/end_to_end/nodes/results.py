@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.end_to_end.node_cases import cases
+from tests.end_to_end.nodes.cases import cases
 
-RUNNER = (sys.executable, "-m", "tests.torchless", "tests.end_to_end.node_runner")
+RUNNER = (sys.executable, "-m", "tests.torchless", "tests.end_to_end.nodes.runner")
 
 
 def run_all(groups: Sequence[Sequence[str]], processes: int) -> dict[str, str]:
@@ -45,7 +45,7 @@ def run_some(groups: Sequence[Sequence[str]], command: Sequence[str]) -> dict[st
             input="\n".join(map(" ".join, left)),
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=Path(__file__).resolve().parents[3],
             check=False,
         )
         for line in child.stdout.splitlines():

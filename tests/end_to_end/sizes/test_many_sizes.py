@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco.compiler import compile_model
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sharing import sample, searched
-from tests.end_to_end.test_variants import random
+from tests.end_to_end.sizes.test_variants import random
 
 HEIGHTS, WIDTHS = (5, 16, 31), (7, 16, 24, 33)
 CHANNELS = 24

@@ -21,7 +21,7 @@ from gtco.driver.parts import candidates, most_choices
 from gtco.runtime.module import load
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.sizes import Range
-from tests.end_to_end.test_variants import convolution, named, random
+from tests.end_to_end.sizes.test_variants import convolution, named, random
 
 HIGH, HEIGHTS, WIDTHS = 6, (9, 16), (8, 11)
 # onnxsim takes most of the time of so small a compile
@@ -100,7 +100,7 @@ def test_shapes_that_it_refuses(compiled: CompiledModel, shape: tuple[int, ...],
 
 def test_c_program(compiled: CompiledModel, tmp_path: Path) -> None:
     path = compiled.save(tmp_path / "images.so")
-    folder = Path(__file__).parents[2] / "examples/c"
+    folder = Path(__file__).parents[3] / "examples/c"
     program = tmp_path / "run"
     subprocess.run(["make", "-s", "-C", str(folder), f"MODEL={path}", f"OUT={program}"], check=True)
     ran = subprocess.run([program, "5x3x16x11"], capture_output=True, text=True, check=True)

@@ -24,7 +24,7 @@ from gtco.driver.parts import _costs, candidates, kept, proof_sizes
 from gtco.runtime.module import load
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.sizes import Range
-from tests.end_to_end.test_variants import batched, named, random
+from tests.end_to_end.sizes.test_variants import batched, named, random
 from tests.golden.test_plan import TOKENS, WIDTH
 
 
@@ -229,7 +229,7 @@ def test_two_handles_at_two_shapes(compiled: CompiledModel) -> None:
 def test_c_program(compiled: CompiledModel, tmp_path: Path) -> None:
     path = compiled.save(tmp_path / "tiny.so")
     assert "compiled for\n *   batch=1..64" in path.with_suffix(".h").read_text()
-    folder = Path(__file__).parents[2] / "examples/c"
+    folder = Path(__file__).parents[3] / "examples/c"
     program = tmp_path / "run"
     subprocess.run(["make", "-s", "-C", str(folder), f"MODEL={path}", f"OUT={program}"], check=True)
     ran = subprocess.run(

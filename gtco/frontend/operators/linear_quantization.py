@@ -14,7 +14,7 @@ import numpy
 import onnx
 from tvm import relax
 
-from gtco.frontend.padding import padding
+from gtco.frontend.operators.padding import padding
 
 Attributes = Mapping[str, Any]
 QUANTIZED = ("int8", "uint8", "int16", "uint16")

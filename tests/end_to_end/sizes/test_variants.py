@@ -337,7 +337,7 @@ def test_names_of_sizes() -> None:
 
 def test_c_program(compiled: CompiledModel, tmp_path: Path) -> None:
     path = compiled.save(tmp_path / "tiny.so")
-    folder = Path(__file__).parents[2] / "examples/c"
+    folder = Path(__file__).parents[3] / "examples/c"
     program = tmp_path / "run"
     subprocess.run(["make", "-s", "-C", str(folder), f"MODEL={path}", f"OUT={program}"], check=True)
     for batch in BATCHES:

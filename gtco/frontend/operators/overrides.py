@@ -21,18 +21,18 @@ import onnx
 import tvm
 from tvm import relax
 
-from gtco.frontend.attention import attention
-from gtco.frontend.col2im import col2im
-from gtco.frontend.cumsum import cumsum
-from gtco.frontend.linear_quantization import (
+from gtco.frontend.operators.attention import attention
+from gtco.frontend.operators.col2im import col2im
+from gtco.frontend.operators.cumsum import cumsum
+from gtco.frontend.operators.linear_quantization import (
     UnsuitableQuantization,
     conv_integer,
     dequantize_linear,
     matmul_integer,
     quantize_linear,
 )
-from gtco.frontend.normalization import layer_normalization, skip_layer_normalization
-from gtco.frontend.resize import Axis, Method, resize, resized_axes
+from gtco.frontend.operators.normalization import layer_normalization, skip_layer_normalization
+from gtco.frontend.operators.resize import Axis, Method, resize, resized_axes
 
 Attributes = Mapping[str, Any]
 Override = Callable[[Any, Sequence[Any], Attributes], Any]
@@ -242,7 +242,7 @@ def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> A
 
 
 def _resize(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """TVM's resize2d if it means the same, and :mod:`gtco.frontend.resize` otherwise."""
+    """TVM's resize2d if it means the same, and :mod:`gtco.frontend.operators.resize` otherwise."""
     x, *rest = _padded(inputs, 4)
     roi, scales, sizes = (None if t is None else _constant(t) for t in rest)
     if scales is not None and not scales.size:
@@ -311,7 +311,7 @@ def _col2im(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _quantization(rule: Override) -> Override:
-    """The rule of :mod:`gtco.frontend.linear_quantization`, with its error as ours."""
+    """The rule of :mod:`gtco.frontend.operators.linear_quantization`, with its error as ours."""
 
     def apply(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
         try:

@@ -18,9 +18,9 @@ from gtco.driver.ways import ways
 from gtco.runtime.module import Model, load
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.sizes import Range, choices, range_of
-from tests.end_to_end.test_ranges import mixing
-from tests.end_to_end.test_ranges_and_lists import PLAIN, images
-from tests.end_to_end.test_variants import batched, named, random
+from tests.end_to_end.sizes.test_ranges import mixing
+from tests.end_to_end.sizes.test_ranges_and_lists import PLAIN, images
+from tests.end_to_end.sizes.test_variants import batched, named, random
 from tests.runtime.test_ranges import set_shapes
 
 WIDTHS, HEIGHTS = Range(8, 14, 3), [9, 12]

@@ -1,6 +1,6 @@
 """Runs node tests in this process, one JSON line a test.
 
-``python -m tests.end_to_end.node_runner FILE`` takes the pickled tests in the file, and names of
+``python -m tests.end_to_end.nodes.runner FILE`` takes the pickled tests in the file, and names of
 some of them on standard input. Each model goes the whole
 way: ``compile_to_file`` writes a library, ``load`` opens it, and its outputs are compared with the
 test's. Three things differ, to fit over a thousand tests in minutes. Kernels are built in this
@@ -33,7 +33,7 @@ from gtco.codegen.serve import answer
 from gtco.frontend.simplify import SKIPPED
 from gtco.runtime.module import load
 from gtco.verification.compare import is_float
-from tests.end_to_end.node_cases import NodeCase
+from tests.end_to_end.nodes.cases import NodeCase
 from tests.garbage import seldom_collected
 
 
