@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.end_to_end import node_runner
+from tests.end_to_end.nodes import runner
 from tests.end_to_end.nodes.cases import GROUP, OPERATORS, NodeCase, cases, groups
 from tests.end_to_end.nodes.failures import EXPECTED_FAILURES
 from tests.end_to_end.nodes.results import run_all, run_some
@@ -68,11 +68,11 @@ def test_a_group_that_fails_is_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -
             raise ValueError("no such type")
         return {case.name: [np.float32([1])] for case in group}
 
-    monkeypatch.setattr(node_runner, "compiled_and_run", compiled_and_run)
+    monkeypatch.setattr(runner, "compiled_and_run", compiled_and_run)
     model = next(iter(cases().values())).model
     wanted = {"right": np.float32([1]), "refused": np.float32([1]), "wrong": np.float32([2])}
     group = [NodeCase(name, model, {}, [out], 1e-3, 1e-7) for name, out in wanted.items()]
-    assert node_runner.run(group) == {
+    assert runner.run(group) == {
         "right": "",
         "refused": "ValueError: no such type",
         "wrong": "output 0 is wrong by 1",
