@@ -25,8 +25,10 @@ import numpy as np
 
 from gtco.codegen.jobs import Failure, GpuKernel, Job
 from gtco.codegen.workers import Workers
-from gtco.driver.assembly import counter_bytes, describe, images_of, step_of, versions
+from gtco.driver.assembly import images_of, step_of
 from gtco.driver.compilation import Compilation
+from gtco.driver.metadata import describe, versions
+from gtco.driver.places import counter_bytes
 from gtco.machine.gpu import GpuTarget
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
 from gtco.runtime.plan import BufferRef, TensorSpec, round_up

@@ -6,20 +6,20 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gtco.codegen.generate import Choose, Generated, generate
 from gtco.codegen.workers import Workers
-from gtco.driver.assembly import assemble, versions
+from gtco.driver.assembly import assemble
 from gtco.driver.backend import Backend, backend_of
 from gtco.driver.checks import check_sizes, is_onnx, source_of
 from gtco.driver.compiled import CompileReport
+from gtco.driver.metadata import versions
 from gtco.driver.shared import Shared
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target, target
@@ -259,47 +259,13 @@ class Compilation:
 
     def canonical(self, graph: Graph, machine: Machine) -> Graph:
         """The graph as it was lowered -> the canonical graph, channels last."""
-        from gtco.graph.layout import channels_last
-        from gtco.graph.rewrites.integer_products import integer_products
-        from gtco.graph.rewrites.one_signedness import one_signedness
-        from gtco.graph.rewrites.padded_channels import padded_channels
-        from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
-        from gtco.graph.rewrites.quantizations import quantizations
-        from gtco.graph.rewrites.quantized_concat import quantized_concat
-        from gtco.graph.rewrites.quantized_pooling import quantized_pooling
-        from gtco.graph.rewrites.reciprocal_scales import reciprocal_scales
-        from gtco.graph.rewrites.split_reductions import split_reductions
-        from gtco.graph.rewrites.whole_pixels import whole_pixels
+        from gtco.driver.canonical import canonical
 
         check_sizes(graph)
         self.dump("2-lowered.txt", graph.dump())
-
-        def integers(graph: Graph) -> Graph:
-            return integer_products(one_signedness(graph, machine), machine)
-
-        rewrites: tuple[Rewrite, ...] = (integers, *PIPELINE)
-        graph = canonicalize(graph, rewrites=rewrites, failed=self.worked_around)
-        self.dump("3-canonical.txt", graph.dump())
-        graph = canonicalize(channels_last(graph), failed=self.worked_around)
-
-        def split(graph: Graph) -> Graph:
-            return split_reductions(graph, self.threads(machine))
-
-        def pixels(graph: Graph) -> Graph:
-            return whole_pixels(graph, GPU_PRECISIONS[self.options.precision])
-
-        if isinstance(machine, GpuTarget):
-            rewrites = (pixels, split)
-        else:
-            rewrites = (
-                *(reciprocal_scales, quantizations, quantized_concat, quantized_pooling),
-                padded_channels,
-                split,
-            )
-        graph = canonicalize(graph, rewrites=rewrites, failed=self.worked_around)
-        graph.check()
-        self.dump("4-layout.txt", graph.dump())
-        return graph
+        narrow = GPU_PRECISIONS[self.options.precision]
+        threads = self.threads(machine)
+        return canonical(graph, machine, threads, narrow, self.worked_around, self.dump)
 
     def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
         """The graph in the precision that was asked for."""
@@ -361,26 +327,11 @@ class Compilation:
         return self.shared.policy
 
     def _new_policy(self, machine: Machine) -> Policy:
-        from gtco.search.analytic import AnalyticPolicy
-        from gtco.search.gpu.policy import GpuPolicy
+        from gtco.driver.policies import policy_of
 
         rates = self.rates(machine)  # of the whole machine, whatever the number of threads
-        policy: Policy
-        if isinstance(machine, GpuTarget):
-            policy = GpuPolicy(machine)
-        else:
-            known = rates.target if rates else machine
-            policy = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
-        if self.options.policy == "language-model":
-            from gtco.search.language.policy import LanguagePolicy
-
-            return cast("Policy", LanguagePolicy(policy, rates))
-        if self.options.policy == "closed-form":
-            from gtco.search.closed_form.policy import ClosedFormPolicy
-
-            closed = ClosedFormPolicy(policy)
-            self.report.notes += closed.notes
-            return cast("Policy", closed)
+        policy, notes = policy_of(self.options.policy, machine, self.threads(machine), rates)
+        self.report.notes += notes
         return policy
 
     def policy_for(self, machine: Machine, records: Records | None) -> RecordedPolicy:

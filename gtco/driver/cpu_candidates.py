@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
-from gtco.driver.assembly import describe, versions
 from gtco.driver.candidates import comparable, heavy
 from gtco.driver.compilation import Compilation
+from gtco.driver.metadata import describe, versions
 from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact
 from gtco.search.policy import priced

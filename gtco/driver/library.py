@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.workers import Workers
 from gtco.driver import parts
-from gtco.driver.assembly import Part, Ranged, assemble_variants
 from gtco.driver.checks import check_dump, is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier, silent
 from gtco.driver.compiled import CompileReport
 from gtco.driver.shared import Shared
 from gtco.driver.sharing import FEW, Sharing, sample, searched
+from gtco.driver.variants import Part, Ranged, assemble_variants
 from gtco.driver.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import build_artifact

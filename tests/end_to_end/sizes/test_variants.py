@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 import gtco
 from gtco.codegen.jobs import Kernel
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver.assembly import renamed, symbolic
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.dimensions import open_dimensions
+from gtco.driver.variants import renamed, symbolic
 from gtco.runtime.artifact import Artifact, write_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load

@@ -1,0 +1,182 @@
+"""The variants of a library, each made for sizes of its own -> one artifact with shared weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from gtco.codegen.generate import Generated
+from gtco.codegen.jobs import Kernel
+from gtco.driver.assembly import code_of, specs, steps_of
+from gtco.driver.metadata import loops_of, metadata
+from gtco.driver.places import Weights, placed
+from gtco.graph.graph import Graph
+from gtco.machine.target import Target
+from gtco.runtime.artifact import Artifact
+from gtco.runtime.plan import BufferRef, Cover, TensorSpec, Variant
+from gtco.support.sizes import Range, apart
+from gtco.tensor.packing import Packing
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one variant is made of: its sizes by the dimension's name, its graph, its kernels."""
+
+    sizes: Mapping[str, int]
+    graph: Graph
+    generated: Generated
+
+
+def assemble_variants(
+    name: str,
+    parts: Sequence[Part],
+    target: Target,
+    threads: int,
+    precision: str,
+    notes: Sequence[str],
+    identity: str = "",
+    ranged: Ranged | None = None,
+    ranges: Mapping[str, Range] = MappingProxyType({}),
+) -> Artifact:
+    """The artifact of a model with several variants, for a CPU; with ``ranged`` they are the parts
+    that a batch is made of, those with the same other sizes together. ``ranges``: the dimensions
+    whose sizes in the variants are a range. Constants that are one array
+    in several graphs (:class:`gtco.driver.shared.Shared`) are packed once for each layout. Takes
+    the constants out of the graphs, as :func:`assemble` does.
+    """
+    constants: dict[str, np.ndarray] = {}
+    names: list[dict[str, str]] = []
+    by_id: dict[int, str] = {}
+    for part in parts:
+        own = {}
+        for given, array in part.graph.constants.items():
+            own[given] = by_id.setdefault(id(array), f"{len(by_id)}")
+            constants[own[given]] = array
+        names.append(own)
+        part.graph.constants.clear()
+    weights = Weights(constants)
+    kernels: dict[str, Kernel] = {}
+    variants = []
+    for number, (part, own) in enumerate(zip(parts, names, strict=True)):
+        made = part.generated
+        used = {stage.key: made.kernels[stage.key] for stage in made.stages}
+        for key, kernel in used.items():
+            if kernels.setdefault(kernel.symbol, kernel).code != kernel.code:
+                used[key] = renamed(kernel, number)
+                kernels[used[key].symbol] = used[key]
+        places = placed(part.graph, made.stages, {})
+        place = _named(weights, own)
+        variants.append(
+            Variant(
+                specs(part.graph, part.graph.inputs),
+                specs(part.graph, part.graph.outputs),
+                steps_of(made, used, places, place, weights.numbers),
+                places.arena_bytes,
+                part.sizes,
+            )
+        )
+    cover = ranged.cover(variants) if ranged else None
+    ones = variants
+    if cover:  # the smallest part at each choice of the other sizes
+        ones = [variants[n[0]] for _, n in apart([part.sizes for part in parts], cover.symbol)]
+    sizes = [one.sizes for one in ones]
+    inputs = symbolic([one.inputs for one in ones], sizes)
+    outputs = symbolic([one.outputs for one in ones], sizes)
+    if cover:
+        inputs = with_symbol(inputs, [one.inputs for one in ones], cover)
+        outputs = with_symbol(outputs, [one.outputs for one in ones], cover)
+    return Artifact(
+        name=name,
+        inputs=inputs,
+        outputs=outputs,
+        steps=(),
+        arena_bytes=max(variant.arena_bytes for variant in variants),
+        weights=weights.packed(),
+        **code_of(kernels.values(), target),
+        threads=threads,
+        metadata={
+            **metadata(target, precision, notes, identity, weights.formats),
+            **loops_of(kernels.values()),
+        },
+        variants=tuple(variants),
+        cover=cover,
+        ranges=ranges,
+    )
+
+
+@dataclass(frozen=True)
+class Ranged:
+    """A range of sizes that the parts of a library are to cover, and where tensors have samples."""
+
+    symbol: str
+    sizes: Range
+    axes: Mapping[str, int | None]
+
+    def cover(self, variants: Sequence[Variant]) -> Cover:
+        """With the variants' predicted times as prices."""
+        seconds = [sum(s.info["predicted_seconds"] for s in v.steps) for v in variants]
+        return Cover(
+            self.symbol,
+            self.sizes,
+            tuple(variant.sizes[self.symbol] for variant in variants),
+            tuple(max(1, round(1e9 * one)) for one in seconds),
+            self.axes,
+        )
+
+
+def with_symbol(
+    tensors: Sequence[TensorSpec], smallest: Sequence[Sequence[TensorSpec]], cover: Cover
+) -> tuple[TensorSpec, ...]:
+    """The tensors with the name of the range's dimension where they have samples. ``smallest``:
+    those of the smallest part, at each choice of the other sizes. A size that is the dimension
+    times a number is named by its place (``y.0``).
+    """
+    found = []
+    for spec, *parts in zip(tensors, *smallest, strict=True):
+        shape = list(spec.shape)
+        if (axis := cover.axes[spec.name]) is not None:
+            alone = all(part.shape[axis] == cover.sizes[0] for part in parts)
+            shape[axis] = cover.symbol if alone else f"{spec.name}.{axis}"
+        found.append(replace(spec, shape=tuple(shape)))
+    return tuple(found)
+
+
+def _named(
+    weights: Weights, names: Mapping[str, str]
+) -> Callable[[str, Packing | None], BufferRef]:
+    return lambda name, packing: weights.place(names[name], packing)
+
+
+def renamed(kernel: Kernel, variant: int) -> Kernel:
+    """The kernel under a name of the variant's own, for a stage that variants have with different
+    configs. The new name is as long as the old one, so the object's bytes stay where they are.
+    """
+    symbol = f"v{variant:03d}_{kernel.symbol.removeprefix('gtco_')}"
+    assert len(symbol) == len(kernel.symbol), kernel.symbol
+    code = kernel.code.replace(kernel.symbol.encode(), symbol.encode())
+    return replace(kernel, symbol=symbol, code=code)
+
+
+def symbolic(
+    tensors: Sequence[Sequence[TensorSpec]], sizes: Sequence[Mapping[str, int]]
+) -> tuple[TensorSpec, ...]:
+    """The tensors of a model from those of its variants, with the variants' sizes by dimension. A
+    size that differs between them is the name of the dimension that has the same sizes, or else of
+    its place (``y.1``).
+    """
+    dims = {name: tuple(one[name] for one in sizes) for name in sizes[0]}
+    found = []
+    for same in zip(*tensors, strict=True):
+        shape: list[int | str] = []
+        for axis, values in enumerate(zip(*(spec.shape for spec in same), strict=True)):
+            place = f"{same[0].name}.{axis}"
+            equal = [name for name, sizes_of in dims.items() if sizes_of == values]
+            if len(set(values)) == 1:
+                shape.append(values[0])
+            else:
+                shape.append(place if place in equal or not equal else equal[0])
+        found.append(replace(same[0], shape=tuple(shape)))
+    return tuple(found)
