@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from gtco.codegen.generate import Choose, Generated, generate
 from gtco.codegen.workers import Workers
@@ -34,7 +31,6 @@ from gtco.support.errors import (
     REPORT,
     InternalError,
     OptionError,
-    UnsupportedError,
     guarded,
 )
 from gtco.support.options import GPU_PRECISIONS, CompileOptions
@@ -348,52 +344,14 @@ class Compilation:
         return RecordedPolicy(policy, records, shipped=self.shipped)
 
     def fuse(self, whole: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
-        """Graph -> stages at the least predicted cost, or the stages that the last finished tuning
-        ended with, if records know them. Gives also the graph, in which movement is copied where
-        that pays.
-        """
-        from gtco.graph.fusion.stages import CLOSE, fuse
+        """Graph -> stages, and the graph in which movement is copied where that pays."""
+        from gtco.driver.fusing import fused
 
-        base, ends = policy.policy, policy.ends(whole.key)
-        if self.repeats and not ends and (found := self._repeated(whole, base)) is not None:
-            self.dump("5-stages.txt", found[1].text())
-            return found
-        try:
-            graph, result = fuse(whole, base.predict, base.floor, base.possible)
-            self._searched(whole, result)
-            for end in ends:
-                if policy.chosen(result.stages, end):
-                    break
-                price, may = policy.found_again(end), policy.possible
-                again = fuse(whole, price, policy.floor, may, promising=CLOSE)
-                if policy.chosen(again[1].stages, end):
-                    graph, result = again
-                    break
-        except UnsupportedError as error:
-            if policy.failures:
-                raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error
-            raise
-        self.report.notes += result.notes
+        known = self.shared.partitions if self.shared is not None else None
+        graph, result, new = fused(whole, policy, known, self.repeats)
+        self.report.notes += result.notes if new else []
         self.dump("5-stages.txt", result.text())
         return graph, result
-
-    def _repeated(self, whole: Graph, policy: Policy) -> tuple[Graph, Partition] | None:
-        """The cheapest of the partitions that other sizes have; None if none is for this graph."""
-        from gtco.graph.fusion.repeat import cheapest, skeleton
-
-        assert self.shared is not None
-        known = self.shared.partitions.get(skeleton(whole), ())
-        return cheapest(whole, known, policy.predict)
-
-    def _searched(self, whole: Graph, found: Partition) -> None:
-        """Keeps a partition for other sizes."""
-        from gtco.graph.fusion.repeat import skeleton
-
-        if self.shared is not None:
-            known = self.shared.partitions.setdefault(skeleton(whole), [])
-            as_known = (found.members, found.apart, found.single)
-            if as_known not in [(each.members, each.apart, each.single) for each in known]:
-                known.append(found)
 
     def generate(
         self,
@@ -503,27 +461,19 @@ class Compilation:
         """Compares the output of every stage with the graph in float32, through a library of the
         same kernels that gives them all. ``graph`` is that of the library, with its constants.
         """
-        from gtco.driver.layers import IDS, compared, losses, with_outputs
-        from gtco.verification.cases import usual
+        from gtco.driver.layers import compared, losses, run_all, with_outputs
 
         assert self.plain is not None
         stages = self.generated.stages
-        with (
-            self.phase("layers") as say,
-            tempfile.TemporaryDirectory(prefix="gtco-layers-") as folder,
-        ):
+        with self.phase("layers") as say:
             kept, left_out = compared(stages)
             artifact = self.artifact("layers", with_outputs(graph, kept), self.generated)
-            library = build_artifact(artifact, Path(folder), Path(folder, "layers.so"))
-            with self.opened_library(library, None) as compiled:
-                ranges = {spec.name: IDS for spec in compiled.inputs}
-                given = usual(compiled.inputs, np.random.default_rng(0), None, ranges)
-                made = compiled.run(given)
+            given, made = run_all(artifact, self.opened_library)
             self.report.losses = losses(graph, self.plain, stages, given, made, left_out)
             self.plain = None
             say(str(self.report.losses))
 
-    def opened_library(self, library: Path, sizes: Mapping[str, int] | None) -> Any:
+    def opened_library(self, library: Path, sizes: Mapping[str, int] | None = None) -> Any:
         """The library, to be run: here, or in an emulator if it is for another kind of CPU."""
         isa = backend_of(target(self.options.target)).isa
         if isa.here:

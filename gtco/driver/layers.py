@@ -7,9 +7,11 @@ Tensors of the two graphs are matched by :class:`Twins`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -17,9 +19,12 @@ import numpy as np
 
 from gtco.graph.byte_weights import scaled_product
 from gtco.graph.graph import Graph
+from gtco.runtime.artifact import Artifact, build_artifact
+from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.support.dtypes import is_float
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, Stage
+from gtco.verification.cases import usual
 
 Array = np.ndarray[Any, Any]
 MOST_BYTES = 1 << 30  # of the stages' outputs that are compared
@@ -130,6 +135,18 @@ def with_outputs(graph: Graph, more: Sequence[str]) -> Graph:
     copied = graph.copy()
     copied.outputs = tuple(dict.fromkeys([*graph.outputs, *more]))
     return copied
+
+
+def run_all(
+    artifact: Artifact | GpuArtifact, opened: Callable[[Path], Any]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Random inputs, and all outputs of the artifact's library, which ``opened`` opens."""
+    with tempfile.TemporaryDirectory(prefix="gtco-layers-") as folder:
+        library = build_artifact(artifact, Path(folder), Path(folder, "layers.so"))
+        with opened(library) as compiled:
+            ranges = {spec.name: IDS for spec in compiled.inputs}
+            given = usual(compiled.inputs, np.random.default_rng(0), None, ranges)
+            return given, compiled.run(given)
 
 
 def losses(
