@@ -17,6 +17,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from gtco.frontend.torch_translations import truths
 from gtco.support.errors import ModelError, OptionError
 
 EXPORTERS = ("dynamo", "torchscript")
@@ -92,7 +93,13 @@ def _export_dynamo(
     model: nn.Module, inputs: tuple[Tensor, ...], raw: Path, opset: int, names: dict[str, Any]
 ) -> onnx.ModelProto:
     program = torch.onnx.export(
-        model, inputs, dynamo=True, opset_version=opset, verbose=False, **names
+        model,
+        inputs,
+        dynamo=True,
+        opset_version=opset,
+        verbose=False,
+        custom_translation_table=truths(torch),
+        **names,
     )
     assert program is not None  # what the dynamo exporter answers when it is given no file
     return program.model_proto

@@ -27,7 +27,7 @@ from gtco.frontend.dimensions import Shapes
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import import_skeleton
 from gtco.frontend.program_writes import notes_of_writes
-from gtco.frontend.torch_attention import translations
+from gtco.frontend.torch_translations import translations
 from gtco.frontend.weights import LARGE
 from gtco.support.errors import ModelError, OptionError, installing
 from gtco.support.nested import call_arguments, named_tensors

@@ -39,8 +39,6 @@ NOT_EXPORTED: Mapping[tuple[str, str], str] = {
     ("efficientloftr", "torchscript"): "it miscounts expand(-1); ONNX Runtime refuses it",
     ("mobilevitv2", "torchscript"): "col2im: an object is None",
     ("upernet-swin", "torchscript"): "adaptive pooling to a size that divides nothing",
-    ("rt-detr-v2", "dynamo"): "no function for aten._is_all_true",
-    ("d-fine", "dynamo"): "no function for aten._is_all_true",
 }
 
 

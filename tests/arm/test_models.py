@@ -26,6 +26,9 @@ from tests.arm.emulation import tools
 from tests.fuzz.models import convolution
 from tests.quantization.models import block, images, quantized
 
+# rounding alone changes their outputs by 1e-3 and more (docs/benchmarks.md)
+UNSTABLE = ("dpt", "depth-anything", "zoedepth", "nextvit", "efficientloftr")
+
 pytestmark = pytest.mark.skipif(AARCH64.here, reason="this machine needs no emulator")
 
 
@@ -157,7 +160,8 @@ def test_a_model_of_the_family_is_right(name: str, tmp_path: Path) -> None:
         got = list(compiled.run(values).values())
     assert len(got) == len(wanted)
     for y, z in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(y, z, atol=1e-3 * abs(z).max(), rtol=0)
+        atol = (2e-3 if name in UNSTABLE else 1e-3) * abs(z).max()
+        np.testing.assert_allclose(y, z, atol=atol, rtol=0)
 
 
 def flat(value: Any) -> list[np.ndarray]:

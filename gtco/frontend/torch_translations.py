@@ -1,6 +1,8 @@
-"""torch's ``scaled_dot_product_attention`` of tensors without four axes, for torch's ONNX exporter,
-which translates four axes alone (torch 2.13, onnxscript 0.7). One head without a batch has two or
-three axes, and the windows of Hiera have five.
+"""Operators that torch's ONNX exporter does not translate (torch 2.13, onnxscript 0.7).
+
+- ``scaled_dot_product_attention`` of tensors without four axes: one head without a batch has two or
+  three axes, and the windows of Hiera have five;
+- ``_is_all_true`` and ``_is_any_true``, by which transformers looks at masks and anchors.
 """
 
 from __future__ import annotations
@@ -11,6 +13,33 @@ from typing import Any
 
 def translations(torch: Any) -> dict[Any, Any]:
     """What ``torch.onnx.export`` takes as ``custom_translation_table``."""
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    return {attention: _attention(), **truths(torch)}
+
+
+def truths(torch: Any) -> dict[Any, Any]:
+    """The same for the questions about booleans alone."""
+    import onnx_ir
+    from onnxscript import opset20 as op
+
+    integer = onnx_ir.DataType.INT32
+
+    def one_of(reduced: Any) -> Any:
+        return op.Greater(reduced, op.Constant(value=onnx_ir.tensor(0, dtype=integer)))
+
+    def all_true(values: Any) -> Any:
+        """A boolean tensor of any shape -> one boolean. It is true if there are no values."""
+        return one_of(op.ReduceProd(op.Cast(values, to=integer), keepdims=0))
+
+    def any_true(values: Any) -> Any:
+        """A boolean tensor of any shape -> one boolean. It is false if there are no values."""
+        return one_of(op.ReduceSum(op.Cast(values, to=integer), keepdims=0))
+
+    aten = torch.ops.aten
+    return {aten._is_all_true.default: all_true, aten._is_any_true.default: any_true}
+
+
+def _attention() -> Any:
     import onnx_ir
     from onnxscript import opset20 as op
     from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
@@ -52,4 +81,4 @@ def translations(torch: Any) -> dict[Any, Any]:
             scores = op.Add(scores, attn_mask)
         return op.MatMul(op.Softmax(scores, axis=-1), value)
 
-    return {torch.ops.aten.scaled_dot_product_attention.default: attention}
+    return attention

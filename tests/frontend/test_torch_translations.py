@@ -1,4 +1,6 @@
-"""``scaled_dot_product_attention`` of any number of axes."""
+"""Operators that torch's own exporter does not translate, among them
+``scaled_dot_product_attention`` of any number of axes.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +58,17 @@ def test_an_error_of_the_exporter_says_its_first_cause() -> None:
     with pytest.raises(ModelError, match=r"scaled_dot_product_attention.*: only 4D query") as error:
         load_pytorch(Attention(enable_gqa=True), (q, k, v))
     assert "stack trace" not in str(error.value)
+
+
+class Asked(nn.Module):
+    """Whether all and any of the values of two tensors are above 0, beside the first."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found = [torch.ops.aten._is_all_true(y > 0), torch.ops.aten._is_any_true(y > 0)]
+        return torch.cat([x, torch.stack(found).float()])
+
+
+@pytest.mark.parametrize("y", [[1.0, 2.0], [-1.0, 2.0], [[-1.0, -2.0]], 1.0, -1.0], ids=str)
+def test_all_and_any_of_a_tensor(y: Any) -> None:
+    """transformers asks so about masks (siglip2) and anchors (d-fine)."""
+    _check(Asked(), (torch.zeros(2), torch.tensor(y)))
