@@ -1,5 +1,6 @@
-"""Handles a pipe whose reader has left, as ``| head`` does: the output ends there, and nothing
-failed.
+"""Handles standard streams that are not there: a pipe whose reader has left, as ``| head`` does
+(the output ends there, and nothing failed), and streams that were closed before the process
+started, as some services do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 def until_closed(command: Callable[[], int]) -> int:
     """The result of ``command``, with its output written to the end; 0 if nobody reads any more."""
+    _replace_closed_streams()
     try:
         try:
             return command()
@@ -20,3 +22,18 @@ def until_closed(command: Callable[[], int]) -> int:
         # drops the rest of the buffer: Python would complain about it at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _replace_closed_streams() -> None:
+    """Opens the null device as each standard stream that is closed. Otherwise the next file that is
+    opened gets its number, and what a child process prints would go into that file. Python has None
+    as such a stream.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the lowest free number is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))

@@ -165,3 +165,18 @@ def test_a_closed_pipe_is_no_error(module, root):
     command = f"set -o pipefail; {{ sleep 0.3; {sys.executable} -m {module}; }} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0 and "roken" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_no_error(closed, root, tmp_path):
+    """Services start processes so. A child of the command gets streams too."""
+    command = (
+        "import os, subprocess, sys; from gtco.support.pipes import until_closed; "
+        "run = lambda: (print(1), print(2, file=sys.stderr), open('made', 'w').write("
+        "str(subprocess.call(['sh', '-c', ': <&0 >&1 2>&2']))), 0)[-1]; "
+        "raise SystemExit(until_closed(run))"
+    )
+    script = f'cd "$0" && PYTHONPATH="$1" "$2" -c "$3" {closed}'
+    arguments = [str(tmp_path), str(root), sys.executable, command]
+    done = subprocess.run(["bash", "-c", script, *arguments])
+    assert done.returncode == 0 and (tmp_path / "made").read_text() == "0"
