@@ -148,10 +148,13 @@ def import_skeleton(
     try:
         skeleton = _written_out(skeleton)
     except (ModelError, UnsupportedError):
-        if not simplify:
-            raise
-        # onnxsim removes unused operators, and folds more than sizes and counts
-        skeleton = _written_out(run_onnxsim(skeleton, simplify_timeout)[0])
+        if simplify:
+            # onnxsim removes unused operators, and folds more than sizes and counts
+            skeleton = run_onnxsim(skeleton, simplify_timeout)[0]
+        undecided: list[str] = []
+        skeleton = _written_out(skeleton, undecided)
+        more = len(undecided) - 3
+        notes += [*undecided[:3], *([f"{more} other Ifs are like these"] if more > 0 else [])]
     if simplify:
         skeleton, note = run_onnxsim(skeleton, simplify_timeout)
         unsimplified = bool(note)
@@ -182,14 +185,16 @@ def import_skeleton(
     )
 
 
-def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+def _written_out(
+    model: onnx.ModelProto, undecided: list[str] | None = None
+) -> onnx.ModelProto:
     """The model in operators that the importer reads, as far as there are rules. ONNX's own
     definitions may hold loops and conditions (LinearAttention, AffineGrid), so the rules are
-    applied again.
+    applied again. ``undecided``: see :func:`gtco.frontend.expansion.expand`.
     """
     while True:
         try:
-            model = expand(model)
+            model = expand(model, undecided)
         except (ModelError, UnsupportedError):
             _refuse_unsupported(model)  # operators without any rule come first, in one list
             raise

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco.frontend.expansion import control_flow, expand
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.lower.walk import lower
+from gtco.support.errors import ModelError
 from tests.one_node import by_onnxruntime, compare, model, normal, refused, typed
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -232,9 +233,52 @@ def test_what_only_a_run_decides_is_refused():
     refused(made, r"node 'y' \(Loop\): how often it runs is known only when the model runs")
     made = model([make("Loop", ["", "c", "x"], ["y"], body=inner)], arrays)
     refused(made, "whether it runs once more is known only when the model runs")
-    branch = body([make("Relu", ["x"], ["a"])], [], [value("a")])
-    made = model([make("If", ["c"], ["y"], then_branch=branch, else_branch=branch)], arrays)
-    refused(made, r"node 'y' \(If\): its condition is known only when the model runs")
+
+
+def branches(then, other, read="c"):
+    """``y`` = If(``read``) of two nodes that make ``a``."""
+    graphs = [body([node], [], [value("a")]) for node in (then, other)]
+    return make("If", [read], ["y"], then_branch=graphs[0], else_branch=graphs[1])
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_condition_that_an_input_decides_chooses_between_results(chosen, shape):
+    """An If inside the branch of another, on the same value, and a branch with a weight."""
+    inner = branches(make("Relu", ["x"], ["a"]), make("Abs", ["x"], ["a"]))
+    inner.output[0] = "b"
+    then = body([inner, make("Add", ["b", "w"], ["t"])], [], [value("t")], {"w": normal(2, 3)})
+    other = body([make("Neg", ["x"], ["o"])], [], [value("o")])
+    arrays = {"x": normal(1, 2, 3), "c": np.full(shape, chosen)}
+    proto = model([make("If", ["c"], ["y"], then_branch=then, else_branch=other)], arrays)
+    compare(proto, arrays)
+    notes = load_onnx(proto).notes
+    assert len(notes) == 2 and "both of its branches are computed" in notes[0]
+
+
+def test_branches_that_give_other_shapes_are_refused():
+    arrays = {"x": normal(1, 2, 3), "c": np.asarray(True)}
+    node = branches(make("Relu", ["x"], ["a"]), make("Transpose", ["x"], ["a"]))
+    refused(model([node], arrays), r"node 'y' \(If\): .* give float32\[2, 3\] and float32\[3, 2\]")
+
+
+def test_a_branch_that_cannot_run_at_these_sizes_gives_nan():
+    """With open sizes ONNX Runtime gives an error where the condition takes it. A type without
+    NaN is refused, and so is a model that cannot run at all.
+    """
+    arrays = {"x": normal(1, 2, 3), "c": np.asarray(True)}
+    fits, wrong = make("Relu", ["x"], ["a"]), make("MatMul", ["x", "x"], ["a"])
+    proto = model([branches(fits, wrong)], arrays)
+    graph = compare(proto, arrays, [np.maximum(arrays["x"], 0)])
+    (note,) = load_onnx(proto).notes
+    assert "its else_branch does not fit the sizes of the inputs" in note
+    found = graph.evaluate({"x": arrays["x"], "c": np.asarray(False)})
+    assert np.isnan(found["y"]).all() and found["y"].shape == (2, 3)
+    integers = {"x": np.ones((2, 3), np.int32), "c": np.asarray(True)}
+    proto = model([branches(make("Abs", ["x"], ["a"]), wrong)], integers)
+    refused(proto, "int32, which has no NaN")
+    with pytest.raises(ModelError, match="MatMul"):
+        load_onnx(typed(model([branches(wrong, wrong)], arrays), [arrays["x"]]), simplify=False)
 
 
 def test_a_loop_that_never_runs_passes_on_what_it_was_given():

@@ -18,7 +18,7 @@ from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.expansion.writer import MICROSOFT
 from gtco.frontend.messages import nodes
 from gtco.frontend.node_check import Node
-from gtco.support.errors import UnsupportedError
+from gtco.support.errors import ModelError, UnsupportedError
 
 EXPANDED = frozenset(RULES)
 _STANDARD = ("", "ai.onnx")
@@ -45,8 +45,10 @@ def needs_expansion(model: onnx.ModelProto) -> bool:
     return any(_key(node) in EXPANDED for node in nodes(model.graph))
 
 
-def expand(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without the operators in ``EXPANDED``; ``model`` itself if it has none.
+def expand(model: onnx.ModelProto, undecided: list[str] | None = None) -> onnx.ModelProto:
+    """The model without the operators in ``EXPANDED``; ``model`` itself if it has none. If
+    ``undecided`` is given, an If on values of inputs becomes both branches, and the list gets its
+    label.
 
     Every input must have its shape. Raises :class:`UnsupportedError`, which names the node, if an
     operator is used in a way that has no such form, and :class:`ModelError` for a node before it
@@ -54,7 +56,7 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not needs_expansion(model):
         return model
-    walk = Walk(model, RULES)
+    walk = Walk(model, RULES, undecided)
     names: dict[str, str] = {}
     try:
         walk.all(model.graph.node, names, keep=True)
@@ -62,6 +64,8 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
         # a node of the model that breaks a rule before it is the reason
         walk.writer.check_unknown({name for node in model.graph.node for name in node.output})
         raise UnsupportedError(f"{walk.node}: {reason}") from reason
+    except ModelError:
+        raise
     except Exception as error:
         raise Node(walk.proto, walk.writer.types, walk.writer.values).refused() from error
     writer = walk.writer

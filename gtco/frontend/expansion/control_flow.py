@@ -1,9 +1,17 @@
-"""If, Loop and Scan written out. Their conditions and counts must follow from shapes and
+"""If, Loop and Scan written out. The conditions and counts of loops must follow from shapes and
 constants.
 
-An If becomes the branch that it takes. A Loop becomes one copy of its body for each run. The walk
-evaluates the condition that each copy gives, so a loop may also end by its condition. A Scan
-becomes one copy for each slice of its inputs.
+An If becomes the branch that it takes. If values of inputs decide, both branches are computed, and
+a Where chooses between their results:
+
+    If(c) {then: a, else: b}  ->  Where(c, a, b)
+
+This is right since no operator has an effect beside its results. If one branch breaks a rule of
+ONNX at the sizes of the inputs, so that no run can take it, NaN stands for its results.
+
+A Loop becomes one copy of its body for each run. The walk evaluates the condition that each copy
+gives, so a loop may also end by its condition. A Scan becomes one copy for each slice of its
+inputs.
 """
 
 from __future__ import annotations
@@ -16,8 +24,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from gtco.frontend.expansion.walk import Unsuitable, Walk
+from gtco.frontend.node_check import DTYPES
+from gtco.support.errors import ModelError
 
 MAX_NODES = 20_000  # of a model with its loops written out; a compile takes minutes there
+
+_BRANCHES = ("then_branch", "else_branch")
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
@@ -25,16 +37,94 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def branch(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """If: only the branch that it takes."""
+    """If: only the branch that it takes, or both where ``walk`` allows it."""
     condition = walk.writer.values.get(node.input[0])
-    if condition is None:
+    graphs = [attributes(node)[name] for name in _BRANCHES]
+    if condition is not None:
+        graph = graphs[0 if condition.reshape(()) else 1]
+        return _body(walk, graph, walk.inside(graph), [])
+    if walk.undecided is None:
+        raise Unsuitable("its condition is known only when the model runs")
+    if walk.writer.opset < 9:
         raise Unsuitable(
-            "its condition is known only when the model runs. gtco compiles models that always run "
-            "the same operators: write both branches and choose by Where, or export the model with "
-            "an example input that takes the branch you need"
+            "its condition is known only when the model runs, and Where, which would choose "
+            "between the results of its branches, is in opset 9 and newer: export with one of them"
         )
-    graph = attributes(node)["then_branch" if condition.reshape(()) else "else_branch"]
-    return _body(walk, graph, walk.inside(graph), [])
+    label = walk.node
+    made = [_fitting(walk, graph) for graph in graphs]
+    if isinstance(made[0], Exception) and isinstance(made[1], Exception):
+        raise made[1]
+    walk.node = label
+    _bound(walk, "by a value of an input, so both of its branches are computed")
+    choice = walk.writer.reshape(node.input[0], [])
+    for place, one in enumerate(made):
+        if isinstance(one, Exception):
+            fits = made[1 - place]
+            assert not isinstance(fits, Exception)
+            made[place] = [_impossible(walk, name) for name in fits]
+            walk.undecided.append(
+                f"{label}: its {_BRANCHES[place]} does not fit the sizes of the inputs. A run "
+                "whose condition takes it gives NaN"
+            )
+            break
+    else:
+        walk.undecided.append(
+            f"{label}: both of its branches are computed, and a value of an input chooses between "
+            "their results. If your runs take one of them alone, make the condition a constant"
+        )
+    then, other = made
+    assert not isinstance(then, Exception) and not isinstance(other, Exception)
+    return [_chosen(walk, choice, *pair) for pair in zip(then, other, strict=True)]
+
+
+def _fitting(walk: Walk, graph: onnx.GraphProto) -> list[str] | Exception:
+    """The graph's outputs, written out. If the sizes of its inputs break a rule of ONNX inside,
+    nothing of it is written, and the error is the result. Raises :class:`Unsuitable` for what gtco
+    lacks.
+    """
+    writer = walk.writer
+    mark = writer.mark()
+    try:
+        names = _body(walk, graph, walk.inside(graph), [])
+        writer.check_unknown(writer.since(mark))
+        return names
+    except Unsuitable as error:
+        try:
+            writer.check_unknown(writer.since(mark))
+        except ModelError as wrong:
+            writer.back_to(mark)
+            return wrong
+        raise error
+    except Exception as error:  # of a rule that was given other ranks than ONNX allows
+        writer.back_to(mark)
+        return error
+
+
+def _impossible(walk: Walk, name: str) -> str:
+    """NaN in the shape of ``name``: the result of a branch that cannot run."""
+    writer = walk.writer
+    dtype, shape = writer.dtype(name), writer.shape(name)
+    if DTYPES[dtype] not in ("float16", "bfloat16", "float32", "float64"):
+        raise Unsuitable(
+            "its condition is known only when the model runs, and one of its branches does not "
+            f"fit the sizes of the inputs. It would have to give {DTYPES[dtype]}, which has no "
+            "NaN: make the condition a constant"
+        )
+    nan = writer.constant(numpy.nan, dtype)
+    return writer.add("Expand", nan, writer.integers(list(shape))) if shape else nan
+
+
+def _chosen(walk: Walk, choice: str, then: str, other: str) -> str:
+    writer = walk.writer
+    kinds = [f"{DTYPES[writer.dtype(x)]}{list(writer.shape(x))}" for x in (then, other)]
+    if kinds[0] != kinds[1]:
+        raise Unsuitable(
+            "its condition is known only when the model runs, and its branches give "
+            f"{kinds[0]} and {kinds[1]}. gtco computes both branches and chooses, so their results "
+            "need one type and shape: give the inputs sizes for which they have, or make the "
+            "condition a constant"
+        )
+    return writer.add("Where", choice, then, other)
 
 
 def loop(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:

@@ -21,11 +21,18 @@ Rule = Callable[["Walk", onnx.NodeProto], Sequence[str]]
 
 class Walk:
     """The state of a walk. ``proto`` is the node that is being written out, and ``node`` is its
-    label in messages.
+    label in messages. ``undecided`` collects the labels of Ifs of which both branches are written
+    out; None forbids that.
     """
 
-    def __init__(self, model: onnx.ModelProto, rules: Mapping[Key, Rule]) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        rules: Mapping[Key, Rule],
+        undecided: list[str] | None = None,
+    ) -> None:
         self.writer = Writer(model)
+        self.undecided = undecided
         self.node = ""
         self.proto = onnx.NodeProto()
         self._rules = rules

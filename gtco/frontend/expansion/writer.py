@@ -107,6 +107,19 @@ class Writer:
             if any(name in tensors and name not in self.types for name in node.output):
                 Node(node, self.types, self.values).infer(self._opsets)
 
+    def mark(self) -> tuple[int, int]:
+        """The place that has been reached, for :meth:`since` and :meth:`back_to`."""
+        return len(self.nodes), len(self.initializers)
+
+    def since(self, mark: tuple[int, int]) -> set[str]:
+        """The tensors of the nodes that were written since then."""
+        return {name for node in self.nodes[mark[0] :] for name in node.output if name}
+
+    def back_to(self, mark: tuple[int, int]) -> None:
+        """Removes what was written since then."""
+        del self.nodes[mark[0] :]
+        del self.initializers[mark[1] :]
+
     # -- writing ---------------------------------------------------------------------------------
 
     def label(self, name: str) -> None:
