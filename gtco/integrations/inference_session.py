@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -124,6 +124,12 @@ class InferenceSession:
 
     def __getattr__(self, name: str) -> Any:
         refuse("InferenceSession", _ADVICE, name)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a gtco session cannot be pickled: it holds memory and threads of this process. Make "
+            "it in the process that runs it, from the same file; the cache has the library there"
+        )
 
     # what the session is --------------------------------------------------------------------------
     def get_inputs(self) -> list[NodeArg]:
@@ -258,7 +264,12 @@ class InferenceSession:
             kind = next(
                 (node.type for node in self._inputs if node.name == name), type_of("float32")
             )
-            return np.asarray(value, numpy_dtype(dtype_of(kind)))
+            try:
+                return np.asarray(value, numpy_dtype(dtype_of(kind)))
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"the list for input '{name}' is no array of {dtype_of(kind)}: {error}"
+                ) from error
         return value
 
     def _model(self, feed: Mapping[str, Any]) -> Model:
@@ -346,7 +357,8 @@ class _Source:
             kind = value.type.tensor_type
             shape: list[int | str | None] = []
             for dim in kind.shape.dim:
-                given = dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+                known_size = dim.dim_value > 0  # some exporters write -1 for an open size
+                given = dim.dim_value if known_size else dim.dim_param or None
                 shape.append(self.sizes.get(given, given) if isinstance(given, str) else given)
             dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name
             return NodeArg(value.name, type_of(dtype), shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -188,6 +190,7 @@ def test_the_same_script_runs_asynchronously(sessions):
         {"x": feeds()["x"]},
         {**feeds(), "x": np.zeros((3, 6), np.float32)},
         {**feeds(), "x": np.zeros((2, 6))},
+        {**feeds(), "x": [[1.0, 2.0], [3.0]]},
         {**feeds(), "more": np.zeros(1)},
     ],
 )
@@ -243,6 +246,30 @@ def test_open_sizes_are_compiled_when_they_are_run(tmp_path, monkeypatch):
     assert fixed.get_inputs()[0].shape == [4, 6]
     given = feeds(4)
     check_same(fixed.run(None, given), theirs.run(None, given))
+
+
+@pytest.mark.parametrize("sizes", [(-1, "?", "?"), ("?", None, -1)])
+def test_sizes_that_exporters_write_for_unknown_are_open(sizes):
+    """PaddlePaddle's write -1, and ``?`` for sizes that differ."""
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "relu",
+        [info("x", TensorProto.FLOAT, sizes)],
+        [info("y", TensorProto.FLOAT, sizes)],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    file = helper.make_model(graph, opset_imports=opset, ir_version=9).SerializeToString()
+    ours, theirs = gtco.InferenceSession(file, threads=1), onnxruntime.InferenceSession(file)
+    assert ours.get_inputs()[0].shape == theirs.get_inputs()[0].shape
+    given = {"x": np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)}
+    check_same(ours.run(None, given), theirs.run(None, given))
+
+
+def test_a_session_says_why_it_cannot_be_pickled(sessions):
+    for made in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="Make it in the process that runs it"):
+            made(sessions[0])
 
 
 def test_providers(sessions):
