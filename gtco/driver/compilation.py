@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -100,6 +101,9 @@ class Compilation:
                 self.lowered = lower(imported)
                 say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
             self.float16 = imported.float16
+            if imported.bfloat16 and self.options.precision == "fp32":
+                # operands of products are of bfloat16 in the file
+                self.options = replace(self.options, precision="bf16")
         return self.lowered
 
     def partition(self, machine: Machine, records: Records | None) -> None:

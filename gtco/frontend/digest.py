@@ -24,7 +24,7 @@ def digest_of(source: OnnxSource | Exported) -> str | None:
     """
     if isinstance(source, OnnxSource):
         return _of_onnx(source)
-    return _of_program(source.program, source.names)
+    return _of_program(source.program, source.names, source.autocast)
 
 
 def _of_onnx(read: OnnxSource) -> str:
@@ -35,8 +35,8 @@ def _of_onnx(read: OnnxSource) -> str:
     return digest.hexdigest()
 
 
-def _of_program(program: Any, names: list[str] | None) -> str | None:
-    digest = hashlib.sha256(repr((names, str(program.graph_signature))).encode())
+def _of_program(program: Any, names: list[str] | None, autocast: str) -> str | None:
+    digest = hashlib.sha256(repr((names, autocast, str(program.graph_signature))).encode())
     for path, module in program.graph_module.named_modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             if node.op == "call_function" and not _is_known(node.target):

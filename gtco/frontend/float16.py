@@ -1,4 +1,5 @@
-"""Turns float16 files into float32 ones: CPUs compute in float32, and float16 is for storage.
+"""Turns float16 and bfloat16 files into float32 ones: operators are computed in float32, and the
+narrow types are for storage.
 
     before: x {float16}    y = MatMul(x, W)    z = Relu(y)
     after:  x {float16}    a = Cast(x)    b = MatMul(a, W')    c = Relu(b)    z = Cast(c) {float16}
@@ -9,7 +10,8 @@ float32, which does nothing: values are rounded only at the model's outputs. So 
 value overflows, and each is at least as exact as the file asks for.
 
 The ONNX message is changed before its operators are read, so this holds for every operator, also
-for those that only TVM compiles.
+for those that only TVM compiles, and for those that ONNX does not define for bfloat16: Conv before
+opset 22, which is what PyTorch's exporter writes for modules in bfloat16.
 """
 
 from __future__ import annotations
@@ -29,22 +31,24 @@ _TYPES = frozenset("to dtype output_datatype output_dtype softmax_precision".spl
 
 
 def widen(
-    model: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]
+    model: onnx.ModelProto,
+    weights: Mapping[str, numpy.ndarray],
+    narrow: int = TensorProto.FLOAT16,
 ) -> tuple[onnx.ModelProto, Mapping[str, numpy.ndarray], bool]:
-    """The model and its weights with float32 in place of float16, and whether there was any
-    float16.
+    """The model and its weights with float32 in place of ``narrow``, one of ONNX's types, and
+    whether there was any of it.
 
     ``weights`` are values of inputs of the graph, by name. The model has no local functions.
     """
-    if not _any_float16(model.graph, weights):
+    if not _any_narrow(model.graph, weights, narrow):
         return model, weights, False
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     graph = wide.graph
     constants = {tensor.name for tensor in graph.initializer} | set(weights)
-    given = [v.name for v in graph.input if _is_float16(v) and v.name not in constants]
-    results = [v.name for v in graph.output if _is_float16(v) and v.name not in given]
-    _widen_graph(graph)
+    given = [v.name for v in graph.input if _type(v) == narrow and v.name not in constants]
+    results = [v.name for v in graph.output if _type(v) == narrow and v.name not in given]
+    _widen_graph(graph, narrow)
     taken = _names(graph)
     inside = {name: _fresh(name, taken) for name in (*given, *results)}
     for node in nodes(graph):
@@ -58,58 +62,64 @@ def widen(
     _rename_values((v for v in graph.input if v.name in weights), inside)
     for value in chain(graph.input, graph.output):
         if value.name in given or value.name in results:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+            value.type.tensor_type.elem_type = narrow
     body = list(graph.node)
     del graph.node[:]
     graph.node.extend(_cast(name, inside[name], TensorProto.FLOAT) for name in given)
     graph.node.extend(body)
-    graph.node.extend(_cast(inside[name], name, TensorProto.FLOAT16) for name in results)
-    return wide, {inside.get(n, n): _widened(array) for n, array in weights.items()}, True
+    graph.node.extend(_cast(inside[name], name, narrow) for name in results)
+    return wide, {inside.get(n, n): _widened(array, narrow) for n, array in weights.items()}, True
 
 
-def _any_float16(graph: onnx.GraphProto, weights: Mapping[str, numpy.ndarray]) -> bool:
+def _any_narrow(
+    graph: onnx.GraphProto, weights: Mapping[str, numpy.ndarray], narrow: int
+) -> bool:
     tensors = chain(graph.initializer, inner_tensors(graph))
     types = (a.i for n in nodes(graph) for a in n.attribute if a.name in _TYPES)
     return (
-        any(array.dtype == numpy.float16 for array in weights.values())
-        or any(map(_is_float16, graph.input))
-        or any(tensor.data_type == TensorProto.FLOAT16 for tensor in tensors)
-        or TensorProto.FLOAT16 in types
+        any(array.dtype == _numpy(narrow) for array in weights.values())
+        or any(_type(value) == narrow for value in graph.input)
+        or any(tensor.data_type == narrow for tensor in tensors)
+        or narrow in types
     )
 
 
-def _is_float16(value: onnx.ValueInfoProto) -> bool:
-    return value.type.tensor_type.elem_type == TensorProto.FLOAT16
+def _type(value: onnx.ValueInfoProto) -> int:
+    return int(value.type.tensor_type.elem_type)
 
 
-def _widened(array: numpy.ndarray) -> numpy.ndarray:
-    return array.astype(numpy.float32) if array.dtype == numpy.float16 else array
+def _numpy(narrow: int) -> numpy.dtype:
+    return numpy.dtype(helper.tensor_dtype_to_np_dtype(narrow))
 
 
-def _widen_graph(graph: onnx.GraphProto) -> None:
-    """Puts float32 for float16 in every tensor, type and attribute, also in nested graphs."""
+def _widened(array: numpy.ndarray, narrow: int) -> numpy.ndarray:
+    return array.astype(numpy.float32) if array.dtype == _numpy(narrow) else array
+
+
+def _widen_graph(graph: onnx.GraphProto, narrow: int) -> None:
+    """Puts float32 for ``narrow`` in every tensor, type and attribute, also in nested graphs."""
     for tensor in chain(graph.initializer, inner_tensors(graph)):
-        if tensor.data_type == TensorProto.FLOAT16:
-            array = _widened(numpy_helper.to_array(tensor))
+        if tensor.data_type == narrow:
+            array = _widened(numpy_helper.to_array(tensor), narrow)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     for each in _graphs(graph):
         for value in chain(each.input, each.output, each.value_info):
-            _widen_type(value.type)
+            _widen_type(value.type, narrow)
     for node in nodes(graph):
         for attribute in node.attribute:
-            if attribute.name in _TYPES and attribute.i == TensorProto.FLOAT16:
+            if attribute.name in _TYPES and attribute.i == narrow:
                 attribute.i = TensorProto.FLOAT
 
 
-def _widen_type(kind: onnx.TypeProto) -> None:
+def _widen_type(kind: onnx.TypeProto, narrow: int) -> None:
     match kind.WhichOneof("value"):
         case "tensor_type":
-            if kind.tensor_type.elem_type == TensorProto.FLOAT16:
+            if kind.tensor_type.elem_type == narrow:
                 kind.tensor_type.elem_type = TensorProto.FLOAT
         case "sequence_type":
-            _widen_type(kind.sequence_type.elem_type)
+            _widen_type(kind.sequence_type.elem_type, narrow)
         case "optional_type":
-            _widen_type(kind.optional_type.elem_type)
+            _widen_type(kind.optional_type.elem_type, narrow)
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -26,7 +26,7 @@ class ImportedModel:
     - ``operators``: the operator, by the name of the node;
     - ``notes``: for the user;
     - ``unsimplified``: onnxsim was to simplify it and failed;
-    - ``float16``: the file has float16 in it, which was widened to float32;
+    - ``float16``, ``bfloat16``: the file has that type in it, which was widened to float32;
     - ``identity``: which ONNX file it is (:mod:`gtco.frontend.identity`); empty for a PyTorch
       module.
     """
@@ -43,4 +43,5 @@ class ImportedModel:
     names: Mapping[str, str] = field(default_factory=dict)
     operators: Mapping[str, str] = field(default_factory=dict)
     float16: bool = False
+    bfloat16: bool = False
     identity: str = ""

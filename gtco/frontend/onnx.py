@@ -97,7 +97,8 @@ def load_onnx(
     - a dimension without a name, by input and axis (``{"image.0": 1}``);
     - an input, as its whole shape (``{"image": (1, 3, 96, 96)}``).
 
-    Without ``float16``, float16 in the file is computed in float32 (:mod:`gtco.frontend.float16`).
+    bfloat16 in the file, and without ``float16`` also float16, is computed in float32
+    (:mod:`gtco.frontend.float16`).
     Raises ModelError (unreadable, invalid, data missing, TVM cannot translate it), ShapeError
     (sizes that are missing or do not fit) and UnsupportedError (every unsupported operator).
     """
@@ -143,6 +144,7 @@ def import_skeleton(
     skeleton = widen_integers(skeleton)
     check_scales(skeleton, weights)
     widened, unsimplified = False, False
+    skeleton, weights, bfloat16 = widen(skeleton, weights, onnx.TensorProto.BFLOAT16)
     if not float16:
         skeleton, weights, widened = widen(skeleton, weights)
     try:
@@ -182,6 +184,7 @@ def import_skeleton(
         names=labels,
         operators={node.name: node.op_type for node in skeleton.graph.node},
         float16=widened,
+        bfloat16=bfloat16,
     )
 
 

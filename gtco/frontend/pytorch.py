@@ -41,11 +41,16 @@ _OPSET = 20
 
 @dataclass(frozen=True)
 class Exported:
-    """A program, the names of its outputs (None: torch's own), and what the model was."""
+    """A program, the names of its outputs (None: torch's own), and what the model was.
+
+    ``autocast``: the type that torch's autocast computes in where the module was given, "" if it is
+    off. The program does not say so: its operators are cast when it becomes ONNX.
+    """
 
     program: torch.export.ExportedProgram
     names: list[str] | None
     kind: str
+    autocast: str = ""
 
 
 def export(
@@ -68,7 +73,7 @@ def export(
                 "shapes of its example_inputs. Give tensors of the sizes you want, or export it "
                 "with torch.export.export(..., dynamic_shapes=...) and compile that"
             )
-        return Exported(*_export(torch, model, example_inputs), kind)
+        return Exported(*_export(torch, model, example_inputs), kind, _autocast(torch))
     if isinstance(model, torch.export.ExportedProgram):
         if example_inputs is not None:
             raise OptionError(
@@ -94,7 +99,7 @@ def load_pytorch(
       ExportedProgram has its own, and so has what :func:`export` made. Arguments that are no
       tensors become part of the model.
     - ``shapes`` gives the dynamic dimensions of an ExportedProgram their values.
-    - Without ``float16``, float16 in the model is computed in float32.
+    - bfloat16 in the model, and without ``float16`` also float16, is computed in float32.
 
     A module in training mode is exported in evaluation mode and then set back. Outputs in
     dictionaries or dataclasses get the names of their keys; None, numbers and strings among them
@@ -125,7 +130,9 @@ def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.
     torch = _torch()
     program: Any = exported.program
     try:
-        with _quiet(), torch.no_grad():
+        on = bool(exported.autocast)
+        cast = getattr(torch, exported.autocast) if on else None
+        with _quiet(), torch.no_grad(), torch.autocast("cpu", cast, enabled=on):
             onnx_program = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -177,6 +184,12 @@ def _torch() -> Any:
             f"{installing('torch')}"
         ) from error
     return torch
+
+
+def _autocast(torch: Any) -> str:
+    if not torch.is_autocast_enabled("cpu"):
+        return ""
+    return str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
 
 
 def _export(torch: Any, model: Any, example_inputs: Any) -> tuple[Any, list[str] | None]:

@@ -102,6 +102,25 @@ def test_models_are_near_float32(name: str, target: str) -> None:
     check(name, gtco.compile_model(model, (image,), precision="bf16", target=target))
 
 
+@pytest.mark.parametrize(("name", "how"), [("convolutions", "module"), ("vit", "autocast")])
+def test_modules_in_bfloat16(name: str, how: str) -> None:
+    """ONNX has no Conv of bfloat16 at the exporter's opset, and no norm of two types, which
+    autocast makes.
+    """
+    model, image = made(name)
+    right = model(image)
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        if how == "module":
+            model, image = model.bfloat16(), image.bfloat16()
+        theirs = model(image)
+        compiled = gtco.compile_model(model, (image,))
+    got = compiled(image)
+    assert got.dtype == theirs.dtype == torch.bfloat16
+    assert (got.float() - right).abs().max() / right.abs().max() < BOUND
+    assert compiled.metadata["precision"] == "bf16"
+    assert "fallback" not in {s["schedule"]["sketch"] for s in compiled.stages}
+
+
 def test_a_model_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dense layers are multiplied in the tile unit, which is emulated, and the library does not
     ask for a real one.

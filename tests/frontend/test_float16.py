@@ -1,7 +1,10 @@
-"""float16 files read as float32 ones: what changes in the message, and what does not."""
+"""float16 and bfloat16 files read as float32 ones: what changes in the message, and what does
+not.
+"""
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -59,6 +62,20 @@ def test_values_stay(body: str) -> None:
     (wanted,) = ReferenceEvaluator(model).run(None, feeds)
     assert got.dtype == np.float16
     np.testing.assert_allclose(got, wanted, rtol=2e-3)
+
+
+def test_bfloat16_is_widened_alone() -> None:
+    """A file may have both; ``widen`` takes one of them. Weights are numpy's extension type."""
+    text = """g (bfloat16[3] x, float16[3] h, bfloat16[3] w) => (bfloat16[3] y, float16[3] z)
+              { y = Mul(x, w)  t = Cast<to = 16>(h)  z = Cast<to = 10>(t) }"""
+    narrow = np.array([1.0, 3e38, 0.1], ml_dtypes.bfloat16)
+    wide, weights, found = widen(graph(text), {"w": narrow}, TensorProto.BFLOAT16)
+    assert found and TensorProto.BFLOAT16 not in types(wide)
+    (value,) = weights.values()
+    assert value.dtype == np.float32
+    np.testing.assert_array_equal(value, narrow.astype(np.float32))
+    kinds = [v.type.tensor_type.elem_type for v in (*wide.graph.input[:2], *wide.graph.output)]
+    assert kinds == [TensorProto.BFLOAT16, TensorProto.FLOAT16] * 2
 
 
 def test_an_input_that_is_an_output_stays_what_it_is() -> None:

@@ -299,7 +299,10 @@ def test_the_digest_of_a_module():
     assert digest_of(export(program)) == base
     others = [digest(model, torch.randn(3, 4)), digest(Layer(), x)]
     others += [digest(torch.nn.Sequential(model), x), digest(model.double(), x.double())]
-    assert len({base, *others}) == 5
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            others.append(digest(model.float(), x))
+    assert len({base, *others}) == 7
 
     @torch.library.custom_op("gtco_test::own", mutates_args=())
     def own(x: torch.Tensor) -> torch.Tensor:
