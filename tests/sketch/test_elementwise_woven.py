@@ -11,6 +11,7 @@ import pytest
 from gtco.codegen.llvm import lower
 from gtco.machine.target import target
 from gtco.tensor import space
+from gtco.tensor.analysis import axes
 from gtco.tensor.analysis.axes import longest_row, output_shape
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
@@ -99,6 +100,18 @@ def image_last(channels: int, height: int = 37, width: int = 23) -> Stage:
     )
 
 
+def steps_of_a_recurrence() -> Stage:
+    """The states of two steps, joined as an LSTM's outputs [steps, directions, batch, size]."""
+    return stage(
+        [
+            op("tanh", "a", "t", (1, 1, 1, 12)),
+            op("concat", "t b", "y", (3, 1, 1, 12), axis=0),
+        ],
+        a=(1, 1, 1, 12),
+        b=(2, 1, 1, 12),
+    )
+
+
 def pixel_shuffle(r: int) -> Stage:
     return stage(
         [
@@ -178,7 +191,7 @@ WOVEN = {
 }
 
 
-@pytest.mark.parametrize("make", [*WOVEN.values(), *CASES])
+@pytest.mark.parametrize("make", [*WOVEN.values(), *CASES, steps_of_a_recurrence])
 def test_probes_that_give_up_early_know_what_whole_ones_do(make: Callable[[], Stage]) -> None:
     """``even`` is compared with the strides and conditions of all rows, and the longest regular row
     with asking every row.
@@ -202,6 +215,15 @@ def test_probes_that_give_up_early_know_what_whole_ones_do(make: Callable[[], St
         if wanted:
             regular.append(cut)
     assert longest_row(made) == min(regular, default=None)
+
+
+def test_axes_of_size_1_are_not_probed_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add nothing to a row. A probe of many joined parts takes 10 ms, which the search for
+    stages pays for each of a thousand candidates.
+    """
+    asked, regular = [], axes.regular
+    monkeypatch.setattr(axes, "regular", lambda made, cut: asked.append(cut) or regular(made, cut))
+    assert longest_row(steps_of_a_recurrence()) == 1 and asked == [0, 3]
 
 
 @pytest.mark.parametrize("case", WOVEN)

@@ -53,12 +53,15 @@ def longest_row(stage: Stage) -> int | None:
     """The first axis of the longest row that is regular; None if there is none. The whole output is
     tried first, then the shortest row, which is a part of all others.
     """
-    last = len(output_shape(stage)) - 1
+    shape = output_shape(stage)
+    last = len(shape) - 1
     if last >= 0 and regular(stage, 0):
         return 0
     if last < 1 or not regular(stage, last):
         return None
-    return next((cut for cut in range(1, last) if regular(stage, cut)), last)
+    # with axes of size 1 in front the shortest row is the same one
+    least = next(cut for cut in range(last + 1) if prod(shape[cut:]) == shape[last])
+    return next((cut for cut in range(1, least) if regular(stage, cut)), least)
 
 
 def longest_piece(stage: Stage, lanes: int) -> int | None:
