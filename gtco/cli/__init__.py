@@ -2,8 +2,8 @@
 report | bench | records | farm | doctor | completion``.
 
 Exit codes: 0 done; 1 a ``GtcoError`` (its text is on standard error; ``--debug`` shows the
-traceback); 2 wrong usage; 130 Ctrl-C; 143 SIGTERM. After Ctrl-C and SIGTERM the command cleans up
-before it ends; a second signal does not interrupt the cleaning.
+traceback); 2 wrong usage; 129 SIGHUP (the terminal is gone); 130 Ctrl-C; 143 SIGTERM. After these
+signals the command cleans up before it ends; a second signal does not interrupt the cleaning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gtco.cli import (
@@ -86,9 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("interrupted", file=sys.stderr)
         return 130
-    except _Terminated:
-        print("interrupted by SIGTERM", file=sys.stderr)
-        return 143
+    except _Terminated as stop:
+        with suppress(OSError):  # after SIGHUP there may be no terminal
+            print(f"interrupted by {stop.signal.name}", file=sys.stderr, flush=True)
+        return 128 + stop.signal
     except BrokenPipeError:  # gtco inspect ... | head: the process ends well (gtco/__main__.py)
         raise
     except OSError as error:  # no output to print to, no place for temporary files
@@ -111,13 +112,17 @@ class _Version(argparse.Action):
 
 
 class _Terminated(BaseException):
-    """SIGTERM as an exception, so that the command cleans up as after Ctrl-C."""
+    """SIGTERM or SIGHUP as an exception, so that the command cleans up as after Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = signal.Signals(number)
 
 
 @contextmanager
 def _stopped_once() -> Iterator[None]:
-    """Makes Ctrl-C raise ``KeyboardInterrupt`` and SIGTERM raise :class:`_Terminated`. While such
-    an exception is handled, further signals do nothing, so that the cleaning is complete. The
+    """Makes Ctrl-C raise ``KeyboardInterrupt``, and SIGTERM and SIGHUP :class:`_Terminated`. While
+    such an exception is handled, further signals do nothing, so that the cleaning is complete. The
     exception may get lost: TVM turns it into a ``RuntimeError`` of a stage in functions that it
     calls back. Then it is raised again.
     """
@@ -139,12 +144,14 @@ def _stopped_once() -> Iterator[None]:
         if not raised:
             raised.append(number)
             _thread.start_new_thread(repeat, (number,))  # no lock that is held here, as Thread has
-        raise KeyboardInterrupt if raised[0] == signal.SIGINT else _Terminated
+        raise KeyboardInterrupt if raised[0] == signal.SIGINT else _Terminated(raised[0])
 
     try:
         before[signal.SIGTERM] = signal.signal(signal.SIGTERM, stop)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else as it was set
             before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, stop)
         yield
     finally:
         over.set()

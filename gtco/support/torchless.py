@@ -24,14 +24,14 @@ from gtco.support.options import variable
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delays what the handlers of Ctrl-C and SIGTERM raise until the end of the block. An exception
-    in the middle of an import may crash Python, because it frees a module that an extension has
-    only half made.
+    """Delays what the handlers of Ctrl-C, SIGTERM and SIGHUP raise until the end of the block. An
+    exception in the middle of an import may crash Python, because it frees a module that an
+    extension has only half made.
     """
     came: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():  # signals are its own
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if callable(signal.getsignal(number)):
                 before[number] = signal.signal(number, lambda number, _: came.append(number))
     try:

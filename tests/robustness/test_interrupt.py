@@ -1,4 +1,4 @@
-"""Ctrl-C in every phase, SIGTERM, and disks that are really full: the exit is clear, nothing is
+"""Ctrl-C in every phase, SIGTERM, SIGHUP, and disks that are really full: the exit is clear, nothing is
 left behind, and a library that was there before is unchanged.
 """
 
@@ -101,10 +101,11 @@ def wait_until_it_waits(child: subprocess.Popen[str], marker: Path) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
-    """It goes to the whole group of processes, as the terminal sends it. SIGTERM is also tested, if
-    there was no library before.
+    """It goes to the whole group of processes, as the terminal sends it. SIGTERM and SIGHUP are also
+    tested, if there was no library before.
     """
-    kept = PHASES.index(phase) % 2 == 0
+    number = (signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[PHASES.index(phase) % 4]
+    kept = number == signal.SIGINT
     onnx.save(mlp(), tmp_path / "mlp.onnx")
     out = tmp_path / "out"
     out.mkdir()
@@ -117,9 +118,9 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
     wait_until_it_waits(child, marker)
     processes = psutil.Process(child.pid).children(recursive=True)
     assert processes or phase == "verify"
-    os.killpg(child.pid, signal.SIGINT if kept else signal.SIGTERM)
+    os.killpg(child.pid, number)
     _, errors = child.communicate(timeout=200)
-    assert child.returncode == (130 if kept else 143), errors
+    assert child.returncode == 128 + number, errors
     assert "interrupted" in errors and "Traceback" not in errors
     assert [p.name for p in out.iterdir()] == (["mlp.so"] if kept else [])
     assert not kept or (out / "mlp.so").read_bytes() == b"older"
@@ -145,14 +146,14 @@ raise SystemExit(main(["doctor"]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_that_is_lost_is_raised_again(root: Path, tmp_path: Path, number: int) -> None:
     marker = tmp_path / "marker"
     child = start(root, tmp_path, TORCHLESS + CALLED_BACK, str(marker))
     wait_until_it_waits(child, marker)
     child.send_signal(number)
     _, errors = child.communicate(timeout=100)
-    assert child.returncode == (130 if number == signal.SIGINT else 143)
+    assert child.returncode == 128 + number
     assert errors.startswith("interrupted") and len(errors.splitlines()) == 1
 
 
