@@ -108,6 +108,18 @@ def _loader_name(path: Path) -> str:
     return f"{path.parent}/{'./' * seen.index(identity)}{path.name}"
 
 
+def _forbidden(path: Path) -> str:
+    """What to do if the folder's file system is mounted without the right to run code. The loader
+    says only that it "failed to map segment from shared object".
+    """
+    if not os.statvfs(path).f_flag & os.ST_NOEXEC:
+        return ""
+    return (
+        ". The file system there forbids running code (it is mounted noexec): put the library "
+        "elsewhere, and if gtco made it for a moment, set TMPDIR to another folder"
+    )
+
+
 class Library:
     """A loaded artifact; :meth:`unload` closes it. Its attributes are the functions of gtco_api.h
     without the prefix.
@@ -137,7 +149,7 @@ class Library:
                 function.restype, function.argtypes = result, arguments
                 self._functions[name.removeprefix("gtco_")] = function
         except (OSError, AttributeError) as error:
-            raise ArtifactError(f"{path} cannot be loaded: {error}") from error
+            raise ArtifactError(f"{path} cannot be loaded: {error}{_forbidden(path)}") from error
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -64,5 +64,6 @@ def printed(module: str, arguments: Sequence[str], timeout: float) -> Any:
     except subprocess.TimeoutExpired:
         return "hung"
     if done.returncode:
-        return f"crashed ({done.stderr.strip().splitlines()[-1:] or done.returncode})"
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return f"crashed ({said[-1]})"
     return json.loads(done.stdout)

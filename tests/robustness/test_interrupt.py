@@ -1,5 +1,5 @@
-"""Ctrl-C in every phase, SIGTERM, SIGHUP, and disks that are really full: the exit is clear, nothing is
-left behind, and a library that was there before is unchanged.
+"""Ctrl-C in every phase, SIGTERM, SIGHUP, and disks that are really full: the exit is clear, nothing
+is left behind, and a library that was there before is unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from gtco.compiler import compile_model, compile_to_file
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.module import load
-from gtco.support.errors import BuildError, GtcoError
+from gtco.support.errors import ArtifactError, BuildError, GtcoError
 from tests.driver.test_compiler import check, mlp
 from tests.runtime.test_models import check as check_small
 from tests.runtime.test_models import example_inputs, kernels, small_artifact  # noqa: F401
@@ -101,8 +101,8 @@ def wait_until_it_waits(child: subprocess.Popen[str], marker: Path) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
-    """It goes to the whole group of processes, as the terminal sends it. SIGTERM and SIGHUP are also
-    tested, if there was no library before.
+    """It goes to the whole group of processes, as the terminal sends it. SIGTERM and SIGHUP are
+    also tested, if there was no library before.
     """
     number = (signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[PHASES.index(phase) % 4]
     kept = number == signal.SIGINT
@@ -303,6 +303,16 @@ def test_a_full_disk_where_the_library_goes(disk: Path, kernels: bytes) -> None:
         with load(path) as model:
             check_small(model(*example_inputs()), *example_inputs())
     assert not outcomes[0] and outcomes[-1]
+
+
+def test_a_disk_that_forbids_running_code(
+    disk: Path,
+    kernels: bytes,  # noqa: F811
+) -> None:
+    small = write_artifact(small_artifact(kernels), disk / "small.so")
+    subprocess.run(["mount", "-o", "remount,noexec", str(disk)], check=True)
+    with pytest.raises(ArtifactError, match=r"mounted noexec.*set TMPDIR to another folder"):
+        load(small)
 
 
 def test_a_full_disk_for_temporary_files(
