@@ -24,9 +24,14 @@ if TYPE_CHECKING:
     from gtco.driver.compiled import CompiledModel
     from gtco.integrations.inference_session import (
         InferenceSession,
+        disable_telemetry_events,
+        enable_telemetry_events,
+        get_all_providers,
         get_available_providers,
         get_device,
+        preload_dlls,
         set_default_logger_severity,
+        set_default_logger_verbosity,
     )
     from gtco.integrations.session_options import (
         ExecutionMode,
@@ -60,12 +65,17 @@ __all__ = [
     "aot_compile",
     "compile_model",
     "compile_to_file",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
+    "get_all_providers",
     "get_available_providers",
     "get_device",
     "load",
+    "preload_dlls",
     "quantize",
     "quantize_weights",
     "set_default_logger_severity",
+    "set_default_logger_verbosity",
 ]
 
 _SESSION = "gtco.integrations.inference_session"
@@ -87,6 +97,11 @@ _HOMES = {
     "get_available_providers": _SESSION,
     "get_device": _SESSION,
     "set_default_logger_severity": _SESSION,
+    "set_default_logger_verbosity": _SESSION,
+    "disable_telemetry_events": _SESSION,
+    "enable_telemetry_events": _SESSION,
+    "get_all_providers": _SESSION,
+    "preload_dlls": _SESSION,
     "ExecutionMode": _SESSION_OPTIONS,
     "GraphOptimizationLevel": _SESSION_OPTIONS,
     "RunOptions": _SESSION_OPTIONS,

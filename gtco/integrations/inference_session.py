@@ -67,8 +67,30 @@ def get_device() -> str:
     return "CPU"
 
 
+def get_all_providers() -> list[str]:
+    return [CPU]
+
+
 def set_default_logger_severity(severity: int) -> None:
     """Does nothing: gtco logs nothing. Errors are raised."""
+
+
+def set_default_logger_verbosity(verbosity: int) -> None:
+    """Does nothing: gtco logs nothing."""
+
+
+def disable_telemetry_events() -> None:
+    """Does nothing: gtco sends nothing."""
+
+
+def enable_telemetry_events() -> None:
+    """Does nothing: gtco sends nothing."""
+
+
+def preload_dlls(
+    cuda: bool = True, cudnn: bool = True, msvc: bool = True, directory: str | None = None
+) -> None:
+    """Does nothing: a library needs libc alone."""
 
 
 class InferenceSession:

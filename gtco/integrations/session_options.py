@@ -51,27 +51,20 @@ def _is(*accepted: Any) -> Callable[[Any], bool]:
     return lambda value: value in accepted
 
 
-# The field, its default, the values that can be kept, and what to do instead of others.
-_MEMORY = "a library's memory is planned when it is compiled, and is always reused"
+# The field, its default, the values that can be kept, and what to do instead of others. Hints on
+# memory and scheduling change no result: stages run one after the other, each with all threads, in
+# memory that is planned when the library is compiled.
 _LEVEL = (
     "gtco optimizes everything; InferenceSession(..., simplify=False) leaves out the simplifier"
 )
 _FIELDS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "intra_op_num_threads": (0, _any, ""),
-    "inter_op_num_threads": (
-        0,
-        _is(0, 1),
-        "stages run one after the other, each with all threads: set intra_op_num_threads",
-    ),
-    "execution_mode": (
-        ExecutionMode.ORT_SEQUENTIAL,
-        _is(ExecutionMode.ORT_SEQUENTIAL),
-        "stages run one after the other, each with all threads",
-    ),
+    "inter_op_num_threads": (0, _any, ""),
+    "execution_mode": (ExecutionMode.ORT_SEQUENTIAL, _any, ""),
     "graph_optimization_level": (GraphOptimizationLevel.ORT_ENABLE_ALL, _is(2, 3, 99), _LEVEL),
-    "enable_cpu_mem_arena": (True, _is(True), _MEMORY),
-    "enable_mem_pattern": (True, _is(True), _MEMORY),
-    "enable_mem_reuse": (True, _is(True), _MEMORY),
+    "enable_cpu_mem_arena": (True, _any, ""),
+    "enable_mem_pattern": (True, _any, ""),
+    "enable_mem_reuse": (True, _any, ""),
     "enable_profiling": (
         False,
         _is(False),
@@ -114,8 +107,9 @@ class SessionOptions:
 
     ``intra_op_num_threads`` is the number of threads, and ``add_free_dimension_override_by_name``
     gives a symbolic dimension its size. The config entry ``session.intra_op.allow_spinning``, with
-    "0", lets idle threads sleep at once. What concerns logging has no effect. Other values than
-    ONNX Runtime's defaults raise an :class:`gtco.support.errors.OptionError` that says what to do.
+    "0", lets idle threads sleep at once. What concerns logging, memory and the order of operators
+    has no effect. Other values than ONNX Runtime's defaults raise an
+    :class:`gtco.support.errors.OptionError` that says what to do.
     """
 
     def __init__(self) -> None:
@@ -142,7 +136,11 @@ class SessionOptions:
         self._sizes[name] = size
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        known = {SPINNING: ("0", "1"), "session.inter_op.allow_spinning": ("0", "1")}
+        known = {
+            SPINNING: ("0", "1"),
+            "session.inter_op.allow_spinning": ("0", "1"),
+            "session.set_denormal_as_zero": ("1",),  # it always is so
+        }
         if value not in known.get(key, ()):
             raise OptionError(
                 f"the config entry {key}={value!r} does not exist in gtco; known are "

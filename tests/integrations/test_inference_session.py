@@ -318,11 +318,9 @@ def test_every_name_of_onnxruntimes_is_here_or_says_what_to_do(sessions, name):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("inter_op_num_threads", 4),
-        ("execution_mode", gtco.ExecutionMode.ORT_PARALLEL),
         ("graph_optimization_level", gtco.GraphOptimizationLevel.ORT_DISABLE_ALL),
         ("enable_profiling", True),
-        ("enable_mem_pattern", False),
+        ("use_per_session_threads", False),
         ("optimized_model_filepath", "m.onnx"),
         ("intra_op_num_threads", -1),
         ("intra_op_num_threads", "2"),
@@ -334,6 +332,20 @@ def test_options_that_do_not_fit(name, value):
         setattr(options, name, value)
     with pytest.raises(AttributeError):
         options.no_such_option = 1
+
+
+def test_hints_that_change_no_result_are_accepted():
+    """Published packages set them: rapidocr, magika."""
+    for library in (gtco, onnxruntime):
+        library.disable_telemetry_events()
+        library.set_default_logger_severity(3)
+        assert "CPUExecutionProvider" in library.get_all_providers()
+        options = library.SessionOptions()
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = options.enable_mem_reuse = False
+        options.inter_op_num_threads = 4
+        options.execution_mode = library.ExecutionMode.ORT_PARALLEL
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        assert options.execution_mode == library.ExecutionMode.ORT_PARALLEL
 
 
 def test_options_of_onnxruntime_and_other_mistakes(model):

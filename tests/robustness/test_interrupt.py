@@ -1,5 +1,5 @@
-"""Ctrl-C in every phase, SIGTERM, SIGHUP, and disks that are really full: the exit is clear, nothing
-is left behind, and a library that was there before is unchanged.
+"""Ctrl-C in every phase, SIGTERM, SIGHUP, and disks that are really full: the exit is clear,
+nothing is left behind, and a library that was there before is unchanged.
 """
 
 from __future__ import annotations
