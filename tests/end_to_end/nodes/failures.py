@@ -72,13 +72,6 @@ EXPECTED_FAILURES = (
         """,
     ),
     _row(
-        "TVM's importer: Elu of a type other than float32",
-        r"\(Elu\) is not supported as it stands",
-        """
-        celu_bfloat16_expanded
-        """,
-    ),
-    _row(
         "loops whose count is an input",
         r"\(Loop\): how often it runs is known only when the model runs",
         """
