@@ -1,6 +1,7 @@
 """``python -m tests.random``: any number of random graphs; each failure is shrunk to a small model.
 Beside some of them, graphs with an open batch are drawn and compared at several batches
-(:mod:`tests.random.batches`); their failures are saved as they are.
+(:mod:`tests.random.batches`), and graphs with an open height and width at many sizes
+(:mod:`tests.random.sizes`); their failures are saved as they are.
 
 Every batch runs in a child process, which serves many batches. If it dies or hangs, the graphs of
 the batch are tried one by one, and the one that kills it is reported.
@@ -25,7 +26,7 @@ import numpy as np
 import onnx
 
 from tests.garbage import seldom_collected
-from tests.random import batches
+from tests.random import batches, sizes
 from tests.random.builder import Drawn, model_of
 from tests.random.draw import OPSETS, draw
 from tests.random.engine import Found, Tally, check, difference, in_process, run, wanted
@@ -33,6 +34,8 @@ from tests.random.shrink import Case, shrink
 
 BATCH = 20  # graphs in one compile
 RANGED = 5  # compiles until graphs with an open batch are drawn again; it meets every opset
+SIZED = 7  # the same for graphs with an open height and width
+SIZED_GRAPHS = 6  # in one compile
 PATIENCE = (
     30.0  # seconds for a graph, of which one in a hundred is usual: then it counts as a crash
 )
@@ -66,6 +69,9 @@ def serve(folder: Path, small: bool) -> None:
             check(graphs_of(first, count), tally, precision)
             if first // BATCH % RANGED == 0:
                 batches.check(batches.graphs_of(first, count, opset_of(first)), tally, precision)
+            if first // BATCH % SIZED == 0:
+                graphs = sizes.graphs_of(first, min(count, SIZED_GRAPHS), opset_of(first))
+                sizes.check(graphs, tally, precision, first)
             for found in tally.found:
                 save(found, folder, small)
             print(json.dumps(vars(tally) | {"found": [vars(f) for f in tally.found]}), flush=True)
@@ -73,8 +79,8 @@ def serve(folder: Path, small: bool) -> None:
 
 def save(found: Found, folder: Path, small: bool) -> None:
     """Saves the graph as ``SEED.onnx`` with its inputs, shrunk if ``small``."""
-    if found.kind == "range":
-        batches.save(found, folder)
+    if found.kind in ("range", "sizes"):
+        (batches if found.kind == "range" else sizes).save(found, folder)
         return
     graph, precision = draw(found.seed, found.opset), precision_of(found.seed)
     case: Case = (model_of([graph]), dict(graph.feeds))
@@ -163,6 +169,7 @@ def search(
         total.compared += tally.compared
         total.invalid += tally.invalid
         total.ranged += tally.ranged
+        total.sized += tally.sized
         total.kinds.update(tally.kinds)
         total.found += tally.found
         for f in tally.found if loud else ():
@@ -192,7 +199,7 @@ def main() -> int:
     kinds = Counter(f.kind for f in total.found)
     print(
         f"{total.drawn} graphs drawn, {total.compared} compared, {total.invalid} refused by ONNX "
-        f"Runtime; {total.ranged} more at several batches; "
+        f"Runtime; {total.ranged} more at several batches, {total.sized} at many sizes; "
         + (", ".join(f"{n} {k}" for k, n in kinds.items()) or "no failure")
     )
     return int(bool(total.found))

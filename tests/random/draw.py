@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -23,14 +24,19 @@ SMALL = 6
 RANKS = (1, 2, 3, 3, 4, 4, 5)
 
 
-def draw(seed: int, opset: int, batch: int = 0) -> Drawn:
+def draw(seed: int, opset: int, batch: int = 0, last: Sequence[int] = ()) -> Drawn:
     """The graph of this seed. With ``batch``, its first input has that size on its first axis, and
-    small ones on the others (:mod:`tests.random.batches`).
+    small ones on the others (:mod:`tests.random.batches`). ``last``: the sizes of its last axes
+    (:mod:`tests.random.sizes`).
     """
     random = Random(seed)
     b = Builder(random, opset, f"g{seed}_")
     shape = [b.size() for _ in range(b.pick(RANKS))]
-    x = b.input([batch, *(min(size, SMALL) for size in shape[1:])] if batch else shape)
+    if batch:
+        shape = [batch, *(min(size, SMALL) for size in shape[1:])]
+    if last:
+        shape = [min(size, SMALL) for size in shape[: 4 - len(last)]] + [*last]
+    x = b.input(shape)
     inner: list[Tensor] = []
     # their own choices, so that a graph without them stays what it was
     apart, beside = Random(seed + 3), Random(seed + 5)

@@ -75,7 +75,7 @@ class Found:
 
     seed: int
     opset: int
-    kind: str  # "refused", "error", "wrong", "crash"; "range": wrong or an error at open batches
+    kind: str  # "refused", "error", "wrong", "crash"; "range", "sizes": at open ones
     reason: str
 
 
@@ -85,6 +85,7 @@ class Tally:
     compared: int = 0
     invalid: int = 0  # refused by ONNX Runtime: the generator's fault, or a limit of ONNX Runtime
     ranged: int = 0  # of other graphs, compared at several batches of one library
+    sized: int = 0  # of others again, compared at many sizes of one library
     kinds: Counter[str] = field(default_factory=Counter)
     found: list[Found] = field(default_factory=list)
 
