@@ -72,6 +72,7 @@ def pytest_runtest_setup() -> None:
         from tests.one_simplifier import OneSimplifier
 
         simplify.subprocess = OneSimplifier  # type: ignore[attr-defined]
+        simplify.one_process = nullcontext  # type: ignore[attr-defined]
     if registration := sys.modules.get("torch.onnx._internal.exporter._registration"):
         from tests.one_torchlib import gather_once
 

@@ -84,6 +84,7 @@ class Compilation:
         self.graph: Graph  # what the stages are of, some movement copied
         self.found: Partition
         self.lowered: Graph | None = None  # before any rewrite, until it is cut into stages
+        self.operators: Mapping[str, str] = {}  # of the model's file, by the names of their nodes
         self.plain: Graph | None = None  # before it is rounded, where verify_layers asks for it
         self.generated: Generated
         self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
@@ -100,7 +101,7 @@ class Compilation:
                 imported = self.read()
                 self.lowered = lower(imported)
                 say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
-            self.float16 = imported.float16
+            self.float16, self.operators = imported.float16, imported.operators
             if imported.bfloat16 and self.options.precision == "fp32":
                 # operands of products are of bfloat16 in the file
                 self.options = replace(self.options, precision="bf16")

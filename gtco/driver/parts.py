@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import exp, gcd, inf, log
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gtco.graph.rewrites.fold_constants import fold_constants
@@ -117,16 +118,19 @@ def _costs(sizes: Sequence[int], parts: Sequence[int], prices: Mapping[int, floa
     return [table[n] if n <= bound else rate * n for n in sizes]
 
 
-def proven(name: str, graphs: Mapping[int, Graph]) -> dict[str, int | None]:
+def proven(
+    name: str, graphs: Mapping[int, Graph], kinds: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, int | None]:
     """Where inputs and outputs have the samples (:func:`gtco.graph.samples.samples_along`), from
-    the model as it was lowered at several sizes of the dimension ``name``. Raises
-    :class:`Inseparable` if samples depend on each other.
+    the model as it was lowered at several sizes of the dimension ``name``. ``kinds``: the model's
+    own operators by the names of their nodes. Raises :class:`Inseparable` if samples depend on each
+    other.
     """
     folded = {size: fold_constants(graph) for size, graph in graphs.items()}
     several = [size for size in sorted(graphs) if size > 1]
     one, two = several[0], several[-1]
     try:
-        axes = samples_along(folded[one], folded[two], (one, two), name)
+        axes = samples_along(folded[one], folded[two], (one, two), name, kinds)
     except ShapeError as error:
         raise Inseparable(str(error)) from None
     for size, graph in folded.items():

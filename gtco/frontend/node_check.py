@@ -19,6 +19,7 @@ import onnx.shape_inference
 from onnx import TypeProto, helper, numpy_helper
 
 from gtco.frontend.messages import nodes
+from gtco.frontend.size_rules import broken_rule, negative_size
 from gtco.support.errors import GtcoError, ModelError, UnsupportedError
 from gtco.tensor.stage import ITEM_BYTES
 
@@ -87,12 +88,22 @@ class Node:
             )
             if None not in (before, after) and before != after:
                 raise self._broken(f"its input has {before} elements and its output {after}")
+        shapes = [sizes_of(self.types[name]) if name else None for name in self.proto.input]
+        if rule := broken_rule(self.proto, shapes, self.values):
+            raise self._broken(rule)
+        self.check_sizes(made)
         return dict(made)
+
+    def check_sizes(self, made: Mapping[str, TypeProto]) -> None:
+        """Raises :class:`ModelError` for an output with a negative size."""
+        for name, kind in made.items():
+            if rule := negative_size(name, sizes_of(kind) or ()):
+                raise self._broken(rule)
 
     def _broken(self, rule: str) -> ModelError:
         return ModelError(
             f"{self} breaks a rule of ONNX: {rule} ({self.described() or 'no inputs'}). Export the "
-            "model again, or check the sizes given with --shape"
+            "model again, or check the sizes given with --shape or --dim"
         )
 
     def refused(self, reason: str = "") -> GtcoError:
@@ -136,10 +147,16 @@ def spell(kind: TypeProto) -> str:
     return f"{dtype}[{', '.join(dims)}]"
 
 
-def _elements(kind: TypeProto) -> int | None:
+def sizes_of(kind: TypeProto) -> tuple[int, ...] | None:
+    """The shape; None if it is not known."""
     dims = kind.tensor_type.shape.dim
     known = kind.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims)
-    return math.prod(d.dim_value for d in dims) if known else None
+    return tuple(d.dim_value for d in dims) if known else None
+
+
+def _elements(kind: TypeProto) -> int | None:
+    sizes = sizes_of(kind)
+    return None if sizes is None else math.prod(sizes)
 
 
 def differ(made: TypeProto, wanted: TypeProto) -> bool:

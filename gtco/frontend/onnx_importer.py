@@ -65,6 +65,9 @@ class Importer(ONNXGraphImporter):
                     raise node.refused(
                         f"its output '{name}' would be {spell(made)} and has to be {spell(kind)}"
                     )
+            outputs = {n: self._nodes[n] for n in proto.output if n in self._nodes}
+            types = {n: _type_proto(value) for n, value in outputs.items()}
+            node.check_sizes({n: kind for n, kind in types.items() if kind is not None})
 
     def _known(self, proto: onnx.NodeProto) -> Node:
         types, values = {}, {}

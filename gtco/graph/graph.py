@@ -38,10 +38,25 @@ class Graph:
     operators: dict[str, Operator] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._users: dict[str, dict[str, None]] = {}
+        self._made_users: dict[str, dict[str, None]] | None = None
         self._counters: dict[str, int] = {}
-        for op in self.operators.values():
-            self._register(op)
+        self._edits = 0
+        self._pruned: tuple[object, ...] = ()  # the state that ``prune`` left
+
+    @property
+    def _users(self) -> dict[str, dict[str, None]]:
+        """The outputs of the operators that read a tensor. Most passes over a graph change nothing,
+        so it is made when it is needed first: by a question, or by the first edit.
+        """
+        if self._made_users is None:
+            self._made_users = {}
+            for op in self.operators.values():
+                self._register(op)
+        return self._made_users
+
+    @property
+    def _state(self) -> tuple[object, ...]:
+        return self._edits, self.outputs, len(self.operators), len(self.constants)
 
     # -- queries -----------------------------------------------------------------------------------
 
@@ -99,6 +114,7 @@ class Graph:
             self.inputs, self.outputs, dict(self.types), dict(self.constants), dict(self.operators)
         )
         twin._counters = dict(self._counters)
+        twin._edits, twin._pruned = self._edits, self._pruned
         return twin
 
     def fresh(self, hint: str) -> str:
@@ -113,6 +129,8 @@ class Graph:
         """Adds ``op``, or puts it in the place of the operator that makes the same tensor. Returns
         the tensor's name.
         """
+        self._edits += 1
+        _ = self._users  # made before the edit
         old = self.operators.get(op.output)
         if old is not None:
             self._unregister(old)
@@ -166,8 +184,9 @@ class Graph:
         assert not self._users.get(output) and output not in self.outputs, (
             f"{output} is still in use"
         )
-        self._unregister(self.operators.pop(output))
-        del self.types[output]
+        self._edits += 1
+        self._unregister(self.operators[output])
+        del self.operators[output], self.types[output]
 
     def drop_dead(self, output: str) -> None:
         """Removes the operator and, in turn, the operators that only it read (constants stay until
@@ -188,6 +207,8 @@ class Graph:
         """Drops operators and constants that no output needs, and sorts topologically. Returns the
         graph itself.
         """
+        if self._pruned == self._state:
+            return self
         live: set[str] = set()
         stack = list(self.outputs)
         while stack:
@@ -197,11 +218,12 @@ class Graph:
                 if tensor in self.operators:
                     stack.extend(self.operators[tensor].inputs)
         for output in [o for o in self.operators if o not in live]:
-            self._unregister(self.operators.pop(output))
-            del self.types[output]
+            self._unregister(self.operators[output])
+            del self.operators[output], self.types[output]
         for name in [c for c in self.constants if c not in live]:
             del self.constants[name], self.types[name]
         self._sort()
+        self._pruned = self._state
         return self
 
     def _sort(self) -> None:
@@ -219,12 +241,14 @@ class Graph:
         self.operators = {output: self.operators[output] for output in order}
 
     def _register(self, op: Operator) -> None:
+        users = self._users
         for source in op.inputs:
-            self._users.setdefault(source, {})[op.output] = None
+            users.setdefault(source, {})[op.output] = None
 
     def _unregister(self, op: Operator) -> None:
+        users = self._users
         for source in op.inputs:
-            self._users.get(source, {}).pop(op.output, None)
+            users.get(source, {}).pop(op.output, None)
 
     # -- whole-graph -------------------------------------------------------------------------------
 

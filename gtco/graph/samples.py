@@ -14,7 +14,9 @@ function that is the same for both sizes. A batch can then be computed in parts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -26,11 +28,16 @@ from gtco.tensor.stage import Operator, TensorType
 
 
 def samples_along(
-    small: Graph, large: Graph, sizes: tuple[int, int], name: str
+    small: Graph,
+    large: Graph,
+    sizes: tuple[int, int],
+    name: str,
+    kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, int | None]:
     """The axis of each input and output that has the samples, by the tensor's name; it is the
     outermost one. None for a tensor that is the same for all samples. ``small`` and ``large`` are
     one model at these two sizes (2 or more) of the dimension ``name``, as they were lowered.
+    ``kinds``: the operators of the model's file by the names of their nodes, for the error.
 
     Raises :class:`ShapeError`, which names the operator, if a sample of an output depends on more
     than its own sample of the inputs, or if samples are not along the outermost axis.
@@ -55,8 +62,9 @@ def samples_along(
         except Mixed as reason:
             shape = "x".join(map(str, op.type.shape))
             node = f" (node {op.name})" if op.name else ""
+            kind = kinds.get(op.name) or (op["op"] if op.kind == "relax" else op.kind)
             raise ShapeError(
-                f"operator {op.kind}{node}, whose result is {shape} at {name}={sizes[0]}, {reason}"
+                f"operator {kind}{node}, whose result is {shape} at {name}={sizes[0]}, {reason}"
             ) from None
     for tensor in small.outputs:
         place = walk.places[tensor]

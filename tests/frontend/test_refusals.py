@@ -180,3 +180,47 @@ def test_the_command_line_shows_what_failed_inside_only_where_asked(
     with pytest.raises(UnsupportedError) as caught:
         cli.main(["--debug", *command])
     assert caught.value.__cause__ is not None
+
+
+FIXED = {
+    "LayerNormalization": (
+        "g (float[2,8] x, float[16] s) => (float[2,8] y) { y = LayerNormalization(x, s) }",
+        "'s' has the shape [16], and the axes that it scales [8]",
+    ),
+    "Conv": (
+        "g (float[1,8,5,5] x, float[4,3,1,1] w) => (float[1,4,5,5] y) { y = Conv(x, w) }",
+        "its input has 8 channels, and its weights are for 3",
+    ),
+    "Einsum": (
+        'g (float[8,3] x, float[16] w) => (float[3] y) { y = Einsum<equation="tc,t->c">(x, w) }',
+        "'t' of its equation is 8 and 16",
+    ),
+    "Gather": (
+        "g (float[1,8] x) => (float[1,1] y) <int64[1] i = {20}> { y = Gather<axis=1>(x, i) }",
+        "it picks element 20 along axis 1, which has 8",
+    ),
+    "Pad": (
+        "g (float[1,8] x) => (float[1,n] y) <int64[4] p = {0,-5,0,-6}> { y = Pad(x, p) }",
+        "its output 'y' would have the size -3 on axis 1: the input is too small",
+    ),
+    "AveragePool": (
+        "g (float[1,3,8,8] x) => (float[1,3,a,b] y) { y = AveragePool<kernel_shape=[9,1]>(x) }",
+        None,
+    ),
+    "MaxPool": (
+        "g (float[1,3,8,8] x) => (float[1,3,a,b] y) { y = MaxPool<kernel_shape=[10,1]>(x) }",
+        "its output 'y' would have the size -1 on axis 2: the input is too small",
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", FIXED)
+def test_sizes_that_do_not_fit_a_node(operator: str) -> None:
+    """They come with a size of a dimension that the model itself fixes."""
+    text, wanted = FIXED[operator]
+    said = refusal(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}'))
+    if wanted is None:  # an output of size 0
+        assert said is None or operator in said
+        return
+    assert said is not None and f"({operator}) breaks a rule of ONNX: {wanted}" in said
+    assert "check the sizes given with --shape or --dim" in said
