@@ -19,6 +19,7 @@ from gtco.support.errors import VerificationError
 
 MOST_LOSSES = 10  # stages that are shown
 MOST_TABLES = 3  # variants whose stages are shown; of more there is a line each
+MOST_NAMED = 6  # variants whose stages and predicted times are named; of more some are
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -169,10 +170,20 @@ def summary(output: Path, report: Any) -> None:
     how = "as one persistent kernel, " if report.launches == "persistent" else ""
     predicted = f"{milliseconds(report.predicted_seconds)} ms, {how}by the model of the machine"
     if variants := report.variants:
-        stages = ", ".join(str(len(one.stages)) for one in variants.values())
+        counts = [len(one.stages) for one in variants.values()]
+        named = sorted(variants.items(), key=lambda one: one[1].predicted_seconds)
+        stages, more = ", ".join(map(str, counts)), ""
+        if len(counts) > MOST_NAMED:
+            stages = f"{min(counts)} to {max(counts)}" if len({*counts}) > 1 else f"{counts[0]}"
+            stages, more = f"{stages} of each", f" (and {len(named) - MOST_NAMED} more)"
+            last = len(named) - 1
+            named = [named[round(n * last / (MOST_NAMED - 1))] for n in range(MOST_NAMED)]
+        else:
+            named = [*variants.items()]
         predicted = "; ".join(
-            f"{name}: {milliseconds(one.predicted_seconds)} ms" for name, one in variants.items()
+            f"{name}: {milliseconds(one.predicted_seconds)} ms" for name, one in named
         )
+        predicted += more
     rows = {
         "size": " + ".join(size(file.stat().st_size) for file in files),
         "weights": size(report.weights_bytes),
@@ -194,10 +205,14 @@ def summary(output: Path, report: Any) -> None:
         table.row(name, value)
     show(table)
     for name, one in variants.items() if variants else [("", report)]:
-        if one.verification is not None:
-            if name:
-                say(f"{name}:")
-            show_verification(one.verification)
+        if one.verification is None:
+            continue
+        if len(variants) > MOST_NAMED and one.verification.passed:
+            say(f"{name}: {str(one.verification).splitlines()[0]}")
+            continue
+        if name:
+            say(f"{name}:")
+        show_verification(one.verification)
     for name, one in variants.items() if variants else [("", report)]:
         if one.losses is None:
             continue

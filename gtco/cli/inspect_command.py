@@ -8,8 +8,9 @@ import argparse
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,13 @@ from gtco.cli.run_command import make_inputs
 from gtco.cli.tables import Table
 from gtco.support.errors import PACKAGES, ArtifactError, GtcoError, OptionError
 from gtco.support.options import PRECISIONS
-from gtco.support.sizes import said
+from gtco.support.sizes import said, spread
 
 if TYPE_CHECKING:
     from gtco.runtime.module import Model
     from gtco.search.calibration.peak import Peak
 
+MOST_ROWS = 16  # variants of a library that are measured and shown without --all
 REPEAT = 20  # a stage's measured time is the median of so many calls
 
 
@@ -35,7 +37,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("model", type=Path, metavar="MODEL.so|MODEL.onnx")
     parser.add_argument("--json", action="store_true", help="print JSON, one entry a stage")
     parser.add_argument(
-        "--all", action="store_true", help="a row for every stage; equal ones are one row otherwise"
+        "--all",
+        action="store_true",
+        help="a row for every stage, where equal ones are one row otherwise, and for each of many "
+        "variants",
     )
     parser.add_argument(
         "--loops",
@@ -125,7 +130,7 @@ def main(options: argparse.Namespace) -> int:
         sizes = next(iter(found))
         show(f"{title} ({sizes})" if sizes else title, every[0], options.all)
     else:
-        show_variants(title, found)
+        show_variants(title, found, options.all)
     if options.loops and not options.json:
         show_loops(every)
     return 0
@@ -150,7 +155,8 @@ def show_loops(found: Sequence[Inspection]) -> None:
 
 def inspect_variants(library: Path, options: argparse.Namespace) -> dict[str, Inspection]:
     """What :func:`inspect` says of the variant that ``--dim`` chooses, or of each, by its sizes.
-    A compile has chosen already: then ``--dim`` is not looked at.
+    A compile has chosen already: then ``--dim`` is not looked at. Of many variants some are
+    measured, unless all are asked for.
     """
     from gtco.runtime.library import check_model, read_metadata
     from gtco.runtime.variants import choose, described_variants
@@ -162,23 +168,40 @@ def inspect_variants(library: Path, options: argparse.Namespace) -> dict[str, In
         if None in options.dim:
             raise OptionError("--dim alone is of gtco compile; here give a size: --dim batch=4")
         chosen = choose(metadata, arguments.one_size_each(options.dim), library)
+    every = [chosen] if chosen else described_variants(metadata)
+    shown = looked_at([one.get("sizes", {}) for one in every], options.all)
+    peak_of = cache(measured_peak)  # of one machine, whatever the variant
     return {
         said(one.get("sizes", {})): inspect(
-            library, options.threads, options.profile, one.get("sizes", {})
+            library,
+            options.threads,
+            options.profile and number in shown,
+            one.get("sizes", {}),
+            one,
+            metadata,
+            peak_of,
         )
-        for one in ([chosen] if chosen else described_variants(metadata))
+        for number, one in enumerate(every)
     }
 
 
-def show_variants(title: str, found: Mapping[str, Inspection]) -> None:
-    """Prints a row for each variant."""
+def looked_at(sizes: Sequence[Mapping[str, int]], every: bool) -> Collection[int]:
+    """The numbers of the variants that are measured and shown."""
+    return spread(sizes, len(sizes) if every else MOST_ROWS)
+
+
+def show_variants(title: str, found: Mapping[str, Inspection], every: bool) -> None:
+    """Prints a row for each variant, or for some of many."""
     from gtco.runtime.library import tensor_specs
 
     table = Table(f"{title}: {len(found)} variants")
     table.column("sizes", least=12)
     for heading in ("stages", "MFLOP", "arena", "predicted ms", "measured ms", "% of peak"):
         table.column(heading, right=True)
-    for sizes, seen in found.items():
+    shown = looked_at([seen.details.get("sizes", {}) for seen in found.values()], every)
+    for number, (sizes, seen) in enumerate(found.items()):
+        if number not in shown:
+            continue
         measured = all("measured_seconds" in stage for stage in seen.stages)
         time = total(seen.stages, "measured_seconds") if measured else None
         flops = total(seen.stages, "flops")
@@ -192,6 +215,8 @@ def show_variants(title: str, found: Mapping[str, Inspection]) -> None:
             share(seen.stages),
         )
     console.show(table)
+    if len(shown) < len(found):
+        say(f"{len(found) - len(shown)} more variants: --all shows a row for each")
     seen = next(iter(found.values()))
     weights = seen.details["metadata"].get("weights_bytes")
     if of := seen.details["metadata"].get("range"):
@@ -217,20 +242,28 @@ def chosen_by(sizes: Mapping[str, int]) -> str:
 
 
 def inspect(
-    library: Path, threads: int, profile: bool, sizes: Mapping[str, int] | None = None
+    library: Path,
+    threads: int,
+    profile: bool,
+    sizes: Mapping[str, int] | None = None,
+    variant: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    peak_of: Callable[[int, str], tuple[Peak | None, str | None]] | None = None,
 ) -> Inspection:
     """Reads what a library says about itself, or about its variant of these sizes, without running
     any code of it. With ``profile``, opens the library and measures its stages (median of calls on
     random inputs) and the machine's peak. A library for GPUs that cannot be opened here is only
-    read, and so is one for another kind of CPU; the reason replaces the peak.
+    read, and so is one for another kind of CPU; the reason replaces the peak. ``variant`` and
+    ``metadata``: what was read already. ``peak_of``: :func:`measured_peak`, which may keep peaks.
     """
     from gtco.runtime.elf import read_contents
     from gtco.runtime.library import read_metadata
     from gtco.runtime.module import load
     from gtco.runtime.variants import choose
 
-    metadata = read_metadata(library)
-    variant = choose(metadata, sizes or {}, library)
+    peak_of = peak_of or measured_peak
+    metadata = metadata or read_metadata(library)
+    variant = variant or choose(metadata, sizes or {}, library)
     assert variant is not None
     opened: Model | None = None
     reason = "not measured (--no-profile)"
@@ -259,11 +292,11 @@ def inspect(
         integers = [stage.get("multiplies") == "int8" for stage in stages]
         precision = model.metadata.get("precision", "fp32")
         peak, unknown = (
-            measured_peak(model.threads, PRECISIONS[precision])
+            peak_of(model.threads, PRECISIONS[precision])
             if model.device is None
             else (None, "not measured on a GPU")
         )
-        int8_peak = measured_peak(model.threads, "int8")[0] if any(integers) and peak else None
+        int8_peak = peak_of(model.threads, "int8")[0] if any(integers) and peak else None
         for stage, measured, whole in zip(stages, seconds, integers, strict=True):
             most = int8_peak if whole else peak
             reached = stage["flops"] / measured if measured > 0 else None

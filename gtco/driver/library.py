@@ -16,7 +16,7 @@ from gtco.driver.checks import check_dump, is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier, silent
 from gtco.driver.compiled import CompileReport
 from gtco.driver.shared import Shared
-from gtco.driver.sharing import FEW, Sharing, sample, searched
+from gtco.driver.sharing import FEW, Sharing, searched
 from gtco.driver.variants import Part, Ranged, assemble_variants
 from gtco.driver.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
@@ -41,6 +41,7 @@ from gtco.support.sizes import (
     names_of,
     range_of,
     said,
+    spread,
     stepped,
 )
 
@@ -283,7 +284,7 @@ class Library:
         """
         if self.range is not None:
             return list(zip(self.compilations, self._verified_sums(), strict=True))
-        some = sample(self.sizes, MOST_VERIFIED)
+        some = spread(self.sizes, MOST_VERIFIED)
         first = self.compilations[0]
         if len(some) < len(self.sizes) and first.options.verify:
             names = "; ".join(said(self.sizes[number]) for number in some)

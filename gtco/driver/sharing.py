@@ -38,16 +38,6 @@ def searched(sizes: Sequence[Mapping[str, int]]) -> list[int]:
     return found if found[-1] == order[-1] else [*found, order[-1]]
 
 
-def sample(sizes: Sequence[Mapping[str, int]], most: int) -> list[int]:
-    """The numbers of at most so many of the sizes, ascending: the smallest, the largest, and others
-    evenly between them, by the product of the dimensions.
-    """
-    if len(sizes) <= most:
-        return list(range(len(sizes)))
-    order = sorted(range(len(sizes)), key=lambda n: (prod(sizes[n].values()), n))
-    return sorted(order[round(i * (len(sizes) - 1) / (most - 1))] for i in range(most))
-
-
 def kind_of(stage: Stage) -> tuple[object, ...]:
     """The stage without its sizes, but with those of its constants."""
     canonical = stage.canonical

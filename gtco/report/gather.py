@@ -24,16 +24,19 @@ from gtco.runtime.plan import DTYPES
 from gtco.runtime.publish import weights_beside
 from gtco.runtime.variants import choose, described_variants
 from gtco.support.errors import ArtifactError
+from gtco.support.sizes import said, spread
 from gtco.tensor.loops import Line
 
 # of a buffer that no stage wrote
 PLACES: Mapping[str, Place] = {"input": "input", "weight": "weight"}
+MOST_MODELS = 16  # variants of a library in one report
 SLOWER = 2.0  # times the predicted time, from which on a note says so
 TINY = 20e-6  # seconds of stages of which that is not said: their time is that of starting them
 
 
 def gather(library: Path, dims: Mapping[str, int] | None = None) -> Facts:
-    """The facts of a library, or of its variants of these sizes. Raises
+    """The facts of a library, or of its variants of these sizes; of many variants those of
+    :data:`MOST_MODELS`, and a note says which. Raises
     :class:`~gtco.support.errors.ArtifactError` if it is no model that gtco compiled.
     """
     metadata = read_metadata(library)
@@ -52,6 +55,12 @@ def gather(library: Path, dims: Mapping[str, int] | None = None) -> Facts:
         variants: Sequence[Mapping[str, Any]] = [chosen]
     else:
         variants = described_variants(metadata)
+    notes = tuple(metadata.get("notes", ()))
+    if len(variants) > MOST_MODELS:
+        every, some = len(variants), spread([one["sizes"] for one in variants], MOST_MODELS)
+        variants = [variants[number] for number in some]
+        names = "; ".join(said(one["sizes"]) for one in variants)
+        notes += (f"{len(some)} of {every} variants are shown: {names}; --dim chooses another one",)
     files = [library, *weights_beside(library)]
     facts = Facts(
         name=metadata["name"],
@@ -63,7 +72,7 @@ def gather(library: Path, dims: Mapping[str, int] | None = None) -> Facts:
         precision=metadata.get("precision", "fp32"),
         weights_bytes=metadata["weights_bytes"],
         weights_by_dtype=metadata.get("weights_by_dtype") or {},
-        notes=tuple(metadata.get("notes", ())),
+        notes=notes,
         machine=machine,
         models=tuple(model_facts(variant, metadata) for variant in variants),
     )

@@ -18,6 +18,7 @@ from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import PACKAGES, ArtifactError, GtcoError
 
 SECONDS = 4.0  # of runs, for each variant
+MOST_SECONDS = 16.0  # of runs, for all of them
 LEAST_RUNS, MOST_RUNS = 10, 500
 
 
@@ -29,7 +30,8 @@ def measured(facts: Facts, library: Path, threads: int = 0, seed: int = 0) -> Fa
     for model in facts.models:
         try:
             with load(library, threads=threads, dims=model.sizes or None) as opened:
-                models.append(timed(model, opened, seed))
+                seconds = min(SECONDS, MOST_SECONDS / len(facts.models))
+                models.append(timed(model, opened, seed, seconds))
                 ran = opened.threads if opened.device is None else 0
         except ArtifactError as error:
             models.append(replace(model, unmeasured=f"not measured: {error}"))
@@ -38,16 +40,16 @@ def measured(facts: Facts, library: Path, threads: int = 0, seed: int = 0) -> Fa
     return judged(facts, machine_here(sorted(formats), ran) if ran else facts.machine)
 
 
-def timed(model: ModelFacts, opened: Model, seed: int) -> ModelFacts:
-    """The facts of a variant with the times of its stages. Runs with and without the clock between
-    stages alternate, so that both see the same machine.
+def timed(model: ModelFacts, opened: Model, seed: int, seconds: float = SECONDS) -> ModelFacts:
+    """The facts of a variant with the times of its stages, of so many seconds of runs. Runs with
+    and without the clock between stages alternate, so that both see the same machine.
     """
     inputs = random_inputs(opened, seed)
     opened.timed(inputs)
     opened(*inputs)
     stages: list[list[float]] = []
     whole: list[float] = []
-    end = time.perf_counter() + SECONDS
+    end = time.perf_counter() + seconds
     while len(whole) < LEAST_RUNS or (time.perf_counter() < end and len(whole) < MOST_RUNS):
         start = time.perf_counter()
         opened(*inputs)

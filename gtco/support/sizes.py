@@ -222,6 +222,16 @@ def choices(dims: Mapping[str, Any]) -> list[dict[str, int]]:
     ]
 
 
+def spread(sizes: Sequence[Mapping[str, int]], most: int) -> list[int]:
+    """The numbers of at most so many of the sizes, ascending: the smallest, the largest, and others
+    evenly between them, by the product of the dimensions.
+    """
+    if len(sizes) <= most:
+        return list(range(len(sizes)))
+    order = sorted(range(len(sizes)), key=lambda n: (prod(sizes[n].values()), n))
+    return sorted(order[round(i * (len(sizes) - 1) / (most - 1))] for i in range(most))
+
+
 def fixed(dims: Mapping[str, Any]) -> dict[str, int]:
     """The dimensions whose lists have one size, as the model names them."""
     return {name: s[0] for key, s in listed(dims).items() if len(s) == 1 for name in names_of(key)}

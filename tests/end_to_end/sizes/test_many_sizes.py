@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco.compiler import compile_model
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.sharing import sample, searched
+from gtco.driver.sharing import searched
+from gtco.runtime.table import CSRC
+from gtco.support.errors import GtcoError
+from gtco.support.options import c_compiler
+from gtco.support.sizes import spread
 from tests.end_to_end.sizes.test_variants import random
 
 HEIGHTS, WIDTHS = (5, 16, 31), (7, 16, 24, 33)
@@ -94,6 +100,48 @@ def test_every_size_in_turn(compiled: CompiledModel) -> None:
             np.testing.assert_allclose(mine, its, rtol=1e-4, atol=2e-5)
 
 
+def write_cases(model: CompiledModel, path: Path) -> None:
+    """Inputs and outputs of every size, as many_sizes.c reads them."""
+    whole = [len(model.variants), len(model.inputs), len(model.outputs)]
+    with path.open("wb") as file:
+        np.array(whole, np.int64).tofile(file)
+        for number, variant in enumerate(model.variants):
+            given = {spec.name: random(*spec.shape, seed=number) for spec in variant.inputs}
+            for array in (*given.values(), *model.run(given).values()):
+                np.array([array.ndim, *array.shape, array.nbytes], np.int64).tofile(file)
+                file.write(array.tobytes() + bytes(-array.nbytes % 8))
+
+
+def test_every_size_in_two_threads_from_c(compiled: CompiledModel, tmp_path: Path) -> None:
+    """Two handles, at another size in every call, with sizes that are refused between them."""
+    write_cases(compiled, tmp_path / "cases")
+    source = Path(__file__).with_name("many_sizes.c")
+    build = [c_compiler(), "-O1", "-pthread", f"-I{CSRC}", str(source), "-o", "sizes", "-ldl"]
+    subprocess.run(build, cwd=tmp_path, check=True)
+    command = [str(tmp_path / "sizes"), str(compiled.path), str(tmp_path / "cases"), "150"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "ns to set other shapes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((1, 3, 16), "of 3 axes; expected .*, of 4"),
+        ((1, 3, 16, 8), "'width' .axis 3. is 8"),
+        ((1, 3, 0, 16), "'height' .axis 2. is 0"),
+        ((1, 4, 16, 16), "axis 1"),
+        ((2, 3, 16, 16), "axis 0"),
+    ],
+)
+def test_other_sizes_are_refused(
+    compiled: CompiledModel, shape: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(GtcoError, match=said):
+        compiled(np.zeros(shape, np.float32))
+    assert compiled(random(1, 3, 16, 16))[0].shape
+
+
 def test_kernels_are_shared(compiled: CompiledModel) -> None:
     stages, made = kernels(compiled)
     assert made < 0.9 * stages
@@ -136,8 +184,8 @@ def test_which_sizes_are_searched(widths: Sequence[int], wanted: Sequence[int]) 
 
 def test_which_sizes_are_compared() -> None:
     sizes = [{"height": h, "width": w} for h in range(8, 0, -1) for w in (3, 1, 2)]
-    some = sample(sizes, 6)
+    some = spread(sizes, 6)
     assert len(some) == 6 and some == sorted(set(some))
     assert {"height": 1, "width": 1} in [sizes[n] for n in some]
     assert {"height": 8, "width": 3} in [sizes[n] for n in some]
-    assert sample(sizes[:4], 6) == [0, 1, 2, 3]
+    assert spread(sizes[:4], 6) == [0, 1, 2, 3]
