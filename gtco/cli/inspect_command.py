@@ -307,11 +307,11 @@ def inspect(
 
 
 def _details(metadata: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
-        "inputs": variant["inputs"],
-        "outputs": variant["outputs"],
-        "metadata": {k: v for k, v in metadata.items() if k not in ("steps", "variants")},
-    }
+    own = {k: v for k, v in metadata.items() if k not in ("steps", "variants")}
+    if loops := metadata.get("loops"):  # many variants have many kernels, each variant a few
+        kernels = dict.fromkeys(step["kernel"] for step in variant["steps"])
+        own["loops"] = {name: loops[name] for name in loops if name in kernels}
+    found = {"inputs": variant["inputs"], "outputs": variant["outputs"], "metadata": own}
     if sizes := variant.get("sizes"):
         found |= {"sizes": sizes, "arena_bytes": variant["arena_bytes"]}
     return found

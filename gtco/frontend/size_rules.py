@@ -44,12 +44,9 @@ def _layer_norm(node: onnx.NodeProto, inputs: Sequence[Shape | None], values: Va
     x, *parameters = inputs
     if x is None:
         return ""
-    normed = x[_attribute(node, "axis", -1) :]
     for name, shape in zip(node.input[1:], parameters, strict=True):
-        if shape is not None and not _broadcasts(shape, normed):
-            return (
-                f"'{name}' has the shape {list(shape)}, and the axes that it scales {list(normed)}"
-            )
+        if shape is not None and not _broadcasts(shape, x):
+            return f"'{name}' has the shape {list(shape)}, and what it scales {list(x)}"
     return ""
 
 

@@ -139,12 +139,20 @@ def wires(steps: Sequence[Mapping[str, Any]]) -> list[tuple[tuple[Tensor, ...], 
             packed = tuple(step.get("packed", {}).get(str(at), ()))
             place: Place = "stage" if source is not None else PLACES[kind]
             inputs.append(Tensor(names[at], type_text, bytes_of(type_text), place, source, packed))
-        kind, index = buffers[-1]
+        kind, index = output_buffer(step)
         to: Place = "output" if kind == "output" else "stage"
         output = step["output"]
         found.append((tuple(inputs), Tensor(names[-1], output, bytes_of(output), to, number)))
         written[kind, index] = number
     return found
+
+
+def output_buffer(step: Mapping[str, Any]) -> tuple[str, int]:
+    """Where a step's output is. A kernel that several sizes share has its numbers behind it, and
+    one for GPUs may have scratch before it.
+    """
+    kind, index = step["buffers"][-1 if "grid" in step else len(step["inputs"])]
+    return kind, index
 
 
 def stage_facts(
@@ -191,7 +199,7 @@ def arena(steps: Sequence[Mapping[str, Any]], stages: Sequence[StageFacts]) -> l
     """Where the stages' outputs lie in the arena, and for how long."""
     found = []
     for step, stage in zip(steps, stages, strict=True):
-        kind, offset = step["buffers"][-1]
+        kind, offset = output_buffer(step)
         if kind == "arena":
             last = max(stage.read_by, default=stage.number)
             found.append(ArenaPlace(stage.number, offset, stage.output.nbytes, stage.number, last))

@@ -185,7 +185,7 @@ def test_the_command_line_shows_what_failed_inside_only_where_asked(
 FIXED = {
     "LayerNormalization": (
         "g (float[2,8] x, float[16] s) => (float[2,8] y) { y = LayerNormalization(x, s) }",
-        "'s' has the shape [16], and the axes that it scales [8]",
+        "'s' has the shape [16], and what it scales [2, 8]",
     ),
     "Conv": (
         "g (float[1,8,5,5] x, float[4,3,1,1] w) => (float[1,4,5,5] y) { y = Conv(x, w) }",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -14,9 +15,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from gtco.cli import inspect_command
+from gtco.cli.__main__ import main
 from gtco.compiler import compile_model
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sharing import searched
+from gtco.report import gather
 from gtco.runtime.table import CSRC
 from gtco.support.errors import GtcoError
 from gtco.support.options import c_compiler
@@ -154,6 +158,28 @@ def test_kernels_are_shared(compiled: CompiledModel) -> None:
     assert shared
     for stage in shared:  # its numbers, behind its output
         assert stage["buffers"][-1][0] == "weight"
+
+
+def test_reports_name_some_of_many(
+    compiled: CompiledModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a kernel's numbers are its last buffer, a report knows the output."""
+    monkeypatch.setattr(gather, "MOST_MODELS", 5)
+    monkeypatch.setattr(inspect_command, "MOST_ROWS", 5)
+    facts = gather.gather(compiled.path)
+    assert len(facts.models) == 5 and "5 of 12 variants are shown" in facts.notes[-1]
+    for model in facts.models:
+        assert {stage.output.place for stage in model.stages} == {"stage", "output"}
+        assert all(stage.read_by or stage.output.place == "output" for stage in model.stages)
+    assert main(["inspect", "--no-profile", str(compiled.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "7 more variants: --all shows a row for each" in shown
+    assert shown.count("height=") == 5 + 1  # and the option that shows one
+    assert main(["inspect", "--no-profile", "--all", str(compiled.path)]) == 0
+    assert capsys.readouterr().out.count("height=") == 12 + 1
+    assert main(["inspect", "--no-profile", "--json", str(compiled.path)]) == 0
+    (*_, last) = json.loads(capsys.readouterr().out)["variants"].values()
+    assert {*last["metadata"]["loops"]} <= {stage["kernel"] for stage in last["stages"]}
 
 
 def test_few_sizes_have_kernels_of_their_own() -> None:
