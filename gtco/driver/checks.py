@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.support.errors import ModelError, OptionError, ShapeError
+from gtco.support.errors import ModelError, OptionError, ShapeError, UnsupportedError
 from gtco.support.options import (
     check_place,
 )
+from gtco.support.sizes import said
 
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
@@ -105,3 +108,14 @@ def check_dump(folder: Path | None) -> None:
             f"--dump: cannot write in the folder '{folder}': {error.strerror or error}. Choose "
             "another one"
         ) from error
+
+
+@contextmanager
+def at_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Says at which sizes the model is wrong or not supported, if it is."""
+    try:
+        yield
+    except (ModelError, ShapeError, UnsupportedError) as error:
+        if not sizes:
+            raise
+        raise type(error)(f"at {said(sizes)}: {error}") from error

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.workers import Workers
 from gtco.driver import parts
-from gtco.driver.checks import check_dump, is_onnx, is_program
+from gtco.driver.checks import at_sizes, check_dump, is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier, silent
 from gtco.driver.compiled import CompileReport
 from gtco.driver.shared import Shared
-from gtco.driver.sharing import FEW, Sharing, searched
+from gtco.driver.sharing import FEW, Sharing, check_steps, searched
 from gtco.driver.variants import Part, Ranged, assemble_variants
 from gtco.driver.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
-from gtco.runtime.artifact import MAX_STEPS, build_artifact
+from gtco.runtime.artifact import build_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.ranges import Covered
 from gtco.search.records.records import Records
-from gtco.support.errors import (
-    GtcoError,
-    ModelError,
-    OptionError,
-    ShapeError,
-    UnsupportedError,
-)
+from gtco.support.errors import GtcoError
 from gtco.support.nested import call_arguments
 from gtco.support.options import CompileOptions
 from gtco.support.sizes import (
@@ -137,7 +131,7 @@ class Library:
         else:
             for sizes, run in zip(self.sizes, self.compilations, strict=True):
                 if self.range is None:
-                    with _named(sizes if self._several else {}):
+                    with at_sizes(sizes if self._several else {}):
                         run.lower(machine)
                     run.prepare(machine, records, workers)
                 else:
@@ -159,11 +153,11 @@ class Library:
             self._progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
             run.progress = silent  # a line for each phase of each size would be hundreds
             run.repeats = number not in first
-            with _named(self.sizes[number]):
+            with at_sizes(self.sizes[number]):
                 run.lower(machine)
             run.partition(machine, records)
             if done == len(first):
-                self._check_steps([len(self.compilations[n].found.stages) for n in first])
+                check_steps([len(self.compilations[n].found.stages) for n in first], many)
             sharing.outline(run, workers)
         what = f"{len(sharing.stages)} different stages of {many} sizes"
         self._progress("fuse", time.perf_counter() - start, what)
@@ -178,18 +172,6 @@ class Library:
             run.build(workers)
         for run, progress in zip(self.compilations, own, strict=True):
             run.progress = progress
-
-    def _check_steps(self, known: Sequence[int]) -> None:
-        """Raises :class:`OptionError` if the library would have more steps than there is room for.
-        ``known``: those of the sizes that were searched; others have about as many.
-        """
-        least, many = min(known), len(self.sizes)
-        if sum(known) + least * (many - len(known)) > MAX_STEPS:
-            raise OptionError(
-                f"dims asks for {many} sizes, and the model has {least} steps or more at each of "
-                f"them, but one library has at most {MAX_STEPS:,} steps: give {MAX_STEPS // least} "
-                "sizes or fewer, such as every second one, or make two libraries"
-            )
 
     def _leave_for(self, way: Dims) -> None:
         """Takes another way. A model that was lowered for the one before stays where the new one
@@ -250,7 +232,7 @@ class Library:
                 return runs[size].lower(machine)
             except GtcoError as error:
                 if size in sizes:
-                    with _named({self.symbol: size, **others}):
+                    with at_sizes({self.symbol: size, **others}):
                         raise
                 raise parts.Inseparable(
                     f"it does not compile for {self.symbol}={size}: {error}"
@@ -417,17 +399,6 @@ class Library:
         for run, variant in zip(self.compilations, artifact.variants, strict=True):
             run.tell(variant.steps, artifact)
         return build_artifact(artifact, folder, self.output)
-
-
-@contextmanager
-def _named(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Says at which sizes the model is wrong or not supported, if it is."""
-    try:
-        yield
-    except (ModelError, ShapeError, UnsupportedError) as error:
-        if not sizes:
-            raise
-        raise type(error)(f"at {said(sizes)}: {error}") from error
 
 
 def _bytes(example_inputs: Any) -> int:

@@ -18,6 +18,8 @@ from gtco.codegen.outlines import Outline, arguments
 from gtco.codegen.workers import Workers
 from gtco.driver.compilation import Compilation
 from gtco.driver.layouts import CLOSE, LOOKED_AT
+from gtco.runtime.artifact import MAX_STEPS
+from gtco.support.errors import OptionError
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 
@@ -36,6 +38,19 @@ def searched(sizes: Sequence[Mapping[str, int]]) -> list[int]:
         if prod(sizes[number].values()) >= GROWTH * prod(sizes[found[-1]].values()):
             found.append(number)
     return found if found[-1] == order[-1] else [*found, order[-1]]
+
+
+def check_steps(known: Sequence[int], many: int) -> None:
+    """Raises :class:`OptionError` if a library of so many sizes would have more steps than there is
+    room for. ``known``: those of the sizes that were searched; others have about as many.
+    """
+    least = min(known)
+    if sum(known) + least * (many - len(known)) > MAX_STEPS:
+        raise OptionError(
+            f"dims asks for {many} sizes, and the model has {least} steps or more at each of them, "
+            f"but one library has at most {MAX_STEPS:,} steps: give {MAX_STEPS // least} sizes or "
+            "fewer, such as every second one, or make two libraries"
+        )
 
 
 def kind_of(stage: Stage) -> tuple[object, ...]:

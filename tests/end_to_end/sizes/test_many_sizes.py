@@ -15,14 +15,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco.cli import inspect_command
-from gtco.cli.__main__ import main
+from gtco.cli import inspect_command, main
 from gtco.compiler import compile_model
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.sharing import searched
+from gtco.driver.sharing import check_steps, searched
 from gtco.report import gather
 from gtco.runtime.table import CSRC
-from gtco.support.errors import GtcoError
+from gtco.support.errors import GtcoError, OptionError
 from gtco.support.options import c_compiler
 from gtco.support.sizes import spread
 from tests.end_to_end.sizes.test_variants import random
@@ -206,6 +205,12 @@ def test_few_sizes_have_kernels_of_their_own() -> None:
 )
 def test_which_sizes_are_searched(widths: Sequence[int], wanted: Sequence[int]) -> None:
     assert searched([{"width": width} for width in widths]) == wanted
+
+
+def test_too_many_steps_are_said_before_the_work() -> None:
+    check_steps([300, 310, 305], 200)
+    with pytest.raises(OptionError, match=r"256 sizes, .* 300 steps .* 65,533 .* give 218 sizes"):
+        check_steps([300, 310, 305], 256)
 
 
 def test_which_sizes_are_compared() -> None:
