@@ -27,7 +27,7 @@ def test_graphs_of_the_family_agree_with_onnx_runtime(tmp_path: Path) -> None:
     assert not total.found, "\n".join(map(str, total.found))
     assert total.compared + total.invalid == total.drawn == COUNT
     assert total.invalid <= COUNT // 50
-    assert total.ranged >= 4 and total.sized >= 3
+    assert total.ranged >= 4 and total.sized >= 2
     assert {"Conv", "Softmax", "MatMul", "Where", "Pad", "IsNaN"} <= set(total.kinds)
 
 
