@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from gtco.graph.graph import Graph
 from gtco.graph.layout import channels_last
-from gtco.graph.rewrites.integer_products import integer_products
-from gtco.graph.rewrites.one_signedness import one_signedness
-from gtco.graph.rewrites.padded_channels import padded_channels
 from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
-from gtco.graph.rewrites.quantizations import quantizations
-from gtco.graph.rewrites.quantized_concat import quantized_concat
-from gtco.graph.rewrites.quantized_pooling import quantized_pooling
-from gtco.graph.rewrites.reciprocal_scales import reciprocal_scales
+from gtco.graph.rewrites.quantized.integer_products import integer_products
+from gtco.graph.rewrites.quantized.one_signedness import one_signedness
+from gtco.graph.rewrites.quantized.padded_channels import padded_channels
+from gtco.graph.rewrites.quantized.quantizations import quantizations
+from gtco.graph.rewrites.quantized.quantized_concat import quantized_concat
+from gtco.graph.rewrites.quantized.quantized_pooling import quantized_pooling
+from gtco.graph.rewrites.quantized.reciprocal_scales import reciprocal_scales
 from gtco.graph.rewrites.split_reductions import split_reductions
 from gtco.graph.rewrites.whole_pixels import whole_pixels
 from gtco.machine.gpu import GpuTarget

@@ -1,9 +1,9 @@
 """Messages about quantized models.
 
 Products by quantized weights are products of integers on CPUs with VNNI and, on AArch64, with
-DotProd (:mod:`gtco.graph.rewrites.integer_products`). QuantizeLinear and DequantizeLinear are
-element-wise operators around them. The operators into which ONNX Runtime fuses them are written out
-(:mod:`gtco.frontend.expansion.quantized_products` and its kin), except for those listed here.
+DotProd (:mod:`gtco.graph.rewrites.quantized.integer_products`). QuantizeLinear and DequantizeLinear
+are element-wise operators around them. The operators into which ONNX Runtime fuses them are written
+out (:mod:`gtco.frontend.expansion.quantized_products` and its kin), except for those listed here.
 """
 
 from __future__ import annotations

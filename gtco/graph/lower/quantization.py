@@ -1,5 +1,5 @@
 """Rules for quantizing and dequantizing: they become arithmetic of floats, from which
-:mod:`gtco.graph.rewrites.integer_products` makes products of integers.
+:mod:`gtco.graph.rewrites.quantized.integer_products` makes products of integers.
 """
 
 from __future__ import annotations

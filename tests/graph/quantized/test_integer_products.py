@@ -13,9 +13,9 @@ import pytest
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.graph import Graph
 from gtco.graph.lower.walk import lower
-from gtco.graph.rewrites.exact_products import exact_products
-from gtco.graph.rewrites.integer_products import integer_products
 from gtco.graph.rewrites.pipeline import PIPELINE, canonicalize
+from gtco.graph.rewrites.quantized.exact_products import exact_products
+from gtco.graph.rewrites.quantized.integer_products import integer_products
 from gtco.machine.target import TARGETS
 from gtco.tensor.analysis.filtering import applicable
 from tests.kernels import fresh_seed

@@ -10,12 +10,16 @@ import pytest
 from gtco.graph.fusion.steps_in_floats import steps_in_floats
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites import canonicalize
-from gtco.graph.rewrites.one_signedness import one_signedness
-from gtco.graph.rewrites.padded_channels import padded_channels
-from gtco.graph.rewrites.quantizations import quantizations
-from gtco.graph.rewrites.quantized_concat import quantized_concat
-from gtco.graph.rewrites.quantized_pooling import quantized_pooling
-from gtco.graph.rewrites.reciprocal_scales import reciprocal, reciprocal_scales, same_steps
+from gtco.graph.rewrites.quantized.one_signedness import one_signedness
+from gtco.graph.rewrites.quantized.padded_channels import padded_channels
+from gtco.graph.rewrites.quantized.quantizations import quantizations
+from gtco.graph.rewrites.quantized.quantized_concat import quantized_concat
+from gtco.graph.rewrites.quantized.quantized_pooling import quantized_pooling
+from gtco.graph.rewrites.quantized.reciprocal_scales import (
+    reciprocal,
+    reciprocal_scales,
+    same_steps,
+)
 from gtco.machine.aarch64 import ARM_TARGETS
 from gtco.machine.target import TARGETS
 from gtco.tensor.reference import evaluate

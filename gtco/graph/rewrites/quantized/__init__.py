@@ -1,0 +1,3 @@
+"""Rewrites of quantized models: products of integers, and quantizing and dequantizing beside
+them.
+"""
