@@ -200,6 +200,23 @@ def quantize_linear(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     return [quantize(w, w.cast(x, FLOAT), scale, zero)]
 
 
+def dynamic_quantize_linear(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
+    """To uint8 by the tensor's own least and largest number, beside 0. The scale of a tensor of
+    zeros is 1, as in ONNX Runtime, where ONNX's definition divides by 0.
+    """
+    w = walk.writer
+    (x,) = inputs(node, 1)
+    none, one = w.constant(0.0, FLOAT, "none"), w.constant(1.0, FLOAT, "one")
+    steps = w.constant(255.0, FLOAT, "steps")
+    least = w.add("Min", w.add("ReduceMin", x, keepdims=0), none)
+    most = w.add("Max", w.add("ReduceMax", x, keepdims=0), none)
+    scale = w.add("Div", w.add("Sub", most, least), steps)
+    scale = w.add("Where", w.add("Equal", most, least), one, scale)
+    zero = w.add("Sub", none, w.add("Div", least, scale))
+    zero = w.cast(w.add("Round", w.add("Clip", zero, none, steps)), TensorProto.UINT8)
+    return [w.add("QuantizeLinear", x, scale, zero), scale, zero]
+
+
 def dequantize_linear(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     """ONNX Runtime's DequantizeLinear. The result has the type of the scale."""
     w = walk.writer

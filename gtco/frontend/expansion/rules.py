@@ -41,6 +41,7 @@ from gtco.frontend.expansion.products import (
 )
 from gtco.frontend.expansion.quantized_pointwise import (
     dequantize_linear,
+    dynamic_quantize_linear,
     qlinear_add,
     qlinear_average_pool,
     qlinear_concat,
@@ -71,6 +72,7 @@ RULES: Mapping[Key, Rule] = {
     ("", "DFT"): dft,
     ("", "STFT"): stft,
     ("", "DeformConv"): deform_conv,
+    ("", "DynamicQuantizeLinear"): dynamic_quantize_linear,
     ("", "LSTM"): recurrent,
     ("", "GRU"): recurrent,
     ("", "RNN"): recurrent,

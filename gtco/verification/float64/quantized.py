@@ -168,10 +168,9 @@ class DynamicQuantizeLinear(OpRun):
 def _dynamic(x: Array) -> tuple[Array, Array, Array]:
     """x in uint8 by its own least and largest number, the scale and the zero point."""
     most, least = max(0.0, float(x.max(initial=0))), min(0.0, float(x.min(initial=0)))
-    scale = (most - least) / 255
-    zero = np.asarray(np.rint(np.clip(-least / scale, 0, 255)) if scale else 0.0).astype(np.uint8)
-    steps = x / (scale or 1.0)
-    return _quantized(steps, zero, np.uint8), np.asarray(scale, arithmetic.rules.dtype), zero
+    scale = (most - least) / 255 or 1.0
+    zero = np.asarray(np.rint(np.clip(-least / scale, 0, 255))).astype(np.uint8)
+    return _quantized(x / scale, zero, np.uint8), np.asarray(scale, arithmetic.rules.dtype), zero
 
 
 class MatMulNBits(OpRun):

@@ -36,20 +36,23 @@ def quantized(
     dtype: str,
     *,
     offset: int | None = None,
+    channels: tuple[int, ...] = (),
     more: Callable[[Graph, str], None] = lambda graph, q: None,
 ) -> Graph:
-    """x quantized, and dequantized with the zero point ``offset``; ``more`` may read the 8 bits."""
+    """x quantized, and dequantized with the zero point ``offset``; ``more`` may read the 8 bits.
+    The parameters have the shape ``channels``, and are the same in each.
+    """
     kind, bounds = TensorType(SHAPE), np.iinfo(dtype)
     graph = Graph(("x",), ("y",), {"x": kind})
-    s = graph.add_constant(np.array(scale, np.float32))
+    s = graph.add_constant(np.full(channels, scale, np.float32))
     divided = graph.add("round", (graph.add("divide", ("x", s)),))
-    shifted = graph.add("add", (divided, graph.add_constant(np.array(zero, np.float32))))
+    shifted = graph.add("add", (divided, graph.add_constant(np.full(channels, zero, np.float32))))
     low, high = float(bounds.min), float(bounds.max)
     q = graph.add(
         "cast", (graph.add("clip", (shifted,), min=low, max=high),), TensorType(SHAPE, dtype)
     )
     wide = graph.add("cast", (q,), TensorType(SHAPE, "int32"))
-    z = graph.add_constant(np.array(zero if offset is None else offset, np.int32))
+    z = graph.add_constant(np.full(channels, zero if offset is None else offset, np.int32))
     steps = graph.add("cast", (graph.add("subtract", (wide, z)),), kind)
     graph.add("multiply", (steps, s), kind, output="y")
     more(graph, q)
@@ -73,8 +76,11 @@ def drawn(scale: float, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("offset", [None, 5])
-def test_quantizing_and_dequantizing_are_one_operator_each(dtype: str, offset: int | None) -> None:
-    before = quantized(0.037, 17, dtype, offset=offset)
+@pytest.mark.parametrize("channels", [(), (300,), (7, 1)])
+def test_quantizing_and_dequantizing_are_one_operator_each(
+    dtype: str, offset: int | None, channels: tuple[int, ...]
+) -> None:
+    before = quantized(0.037, 17, dtype, offset=offset, channels=channels)
     after = operators(before)
     assert after.histogram() == {"quantize": 1, "dequantize": 1}
     given = {"x": drawn(0.037, fresh_seed())}

@@ -38,7 +38,8 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     high, low = reciprocal(scale)
     if not same_steps(scale, high, low, *bounds):
         return None
-    pair = [graph.add_constant(part.reshape(graph.types[s].sizes), s) for part in (high, low)]
+    # scalars, also where each channel has the same scale
+    pair = [graph.add_constant(part, s) for part in (high, low)]
     steps = graph.add("multiply_pair", (x, *pair), op.type, name=division.name)
     return graph.add("round", (steps,), op.type, name=op.name)
 
