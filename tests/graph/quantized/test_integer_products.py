@@ -55,12 +55,14 @@ MOVED = f"""{HEAD}(float[4,5] x) => (float[5,3] y)
     }}"""
 
 
-def conv(a: str, zx: int, pads: str, groups: int = 1, channels: int = 4) -> str:
+def conv(
+    a: str, zx: int, pads: str, groups: int = 1, channels: int = 4, zeros: str = "0, 0, 0"
+) -> str:
     top, left, bottom, right = map(int, pads.split(","))
     size = f"{6 + top + bottom - 2},{7 + left + right - 1}"
     return f"""{HEAD}(float[2,{channels},6,7] x) => (float[2,3,{size}] y)
     <float s = {{0.03125}}, {a} zx = {{{zx}}}, int8[3,{channels // groups},3,2] w,
-     float[3] t = {{{SCALES}}}, int8[3] z = {{0, 0, 0}}> {{
+     float[3] t = {{{SCALES}}}, int8[3] z = {{{zeros}}}> {{
         q = QuantizeLinear(x, s, zx) a = DequantizeLinear(q, s, zx)
         b = DequantizeLinear <axis = 0> (w, t, z)
         y = Conv <pads = [{pads}], group = {groups}> (a, b)
@@ -97,13 +99,27 @@ TAKEN = {
     "int8, uint8": integer("int8", 127, "uint8", 128),
     "dynamic": DYNAMIC,
 }
+# A product and one that sums its rows.
+FAR = {
+    "weights far from their zero point": dense("uint8", 3, "uint8", SCALES, "0, 0, 0"),
+    "some columns far": dense("int8", 3, "uint8", SCALES, "255, 128, 117"),
+    "int8 at the end": dense("uint8", 3, "int8", SCALES, "-128, 0, 127"),
+    "padded conv, far": conv("uint8", 119, "1,0,2,1", zeros="-128, 5, 127"),
+    "conv, far": conv("int8", 0, "0,0,0,0", zeros="-128, 5, 127"),
+    "uint8, uint8": integer("uint8", 7, "uint8", 0),
+    "int8, uint8, far": integer("int8", -128, "uint8", 255),
+    "dynamic, far": DYNAMIC.replace("(q, w, z)", "(q, w, z, zw)").replace(
+        "<int8[4,3] w", "<uint8 zw = {117}, uint8[4,3] w"
+    ),
+}
 LEFT = {
-    "weights that int8 does not hold": dense("uint8", 3, "uint8", SCALES, "0, 0, 0"),
+    "groups of weights that int8 does not hold": conv(
+        "uint8", 11, "0,0,0,0", 3, 60, zeros="-128, 0, 0"
+    ),
     "a scale for each row of weights": dense(
         "uint8", 3, "int8", "1.0, 2.0, 0.5, 4.0", "0,0,0,0", 0
     ),
     "depthwise": conv("uint8", 3, "0,0,0,0", 3, 3),
-    "uint8, uint8": integer("uint8", 7, "uint8", 0),
 }
 
 
@@ -141,7 +157,7 @@ def inputs(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("text", TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize("text", (TAKEN | FAR).values(), ids=TAKEN | FAR)
 def test_taken(text: str) -> None:
     """Products of float32 and of integers are both exact for these scales and sizes."""
     seed = fresh_seed()
@@ -149,11 +165,12 @@ def test_taken(text: str) -> None:
     rng = np.random.default_rng(seed)
     before = lowered(text, rng)
     after = integer_products(before, MACHINE).check()
-    assert products(after) == [("uint8", "int8", "int32")]
+    count = 2 if text in FAR.values() else 1
+    assert products(after) == count * [("uint8", "int8", "int32")]
     given = inputs(before, rng)
     wanted = before.evaluate(given, "float64")["y"]
     canonical = canonicalize(before, rewrites=(lambda g: integer_products(g, MACHINE), *PIPELINE))
-    assert products(canonical) == [("uint8", "int8", "int32")]
+    assert products(canonical) == count * [("uint8", "int8", "int32")]
     for graph in (after, canonical):
         got = graph.evaluate(given)["y"]
         if before.types["y"].dtype == "int32" or "DynamicQuantizeLinear" not in text:

@@ -9,8 +9,13 @@ after:  p = matmul(q {uint8}, w {int8}) {int32}; y = p - z * c
 q has one scale and one zero point, which may be computed. w has constant ones, of the tensor or of
 each column. Kernels multiply only uint8 by int8 on x86-64, and only int8 by int8 on AArch64: a q
 of the other kind is shifted, such as an int8 q to q + 128 beside z + 128. w is what remains after
-its zero point is subtracted. If int8 does not hold that, the product stays. Convolutions are
-rewritten in the same way. A padded one is padded with the zero point.
+its zero point is subtracted. Convolutions are rewritten in the same way. A padded one is padded
+with the zero point.
+
+If int8 does not hold w, as with uint8 weights far from a zero point of 128, a whole number f of
+each column is taken from it. The product then needs the sum of each row of q:
+
+    q w = q (w - f) + f r, r = sums of q over k
 
 The sums are exact in int32, where the product before rounds each of its terms to float32. So this
 must run before ``fold_constants`` multiplies the weights by their scale.
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy
 
@@ -33,8 +39,8 @@ from gtco.tensor.stage import Operator, TensorType
 
 _BYTES = ("int8", "uint8")
 _SHIFT = 128  # from int8 to uint8; back it is -128
-# The largest magnitudes of q and of the shifted z, times that of w: a sum over k must be an int32.
-_LARGEST = (255 + 255 + _SHIFT) * 128
+_LARGEST = 255 + 255 + _SHIFT  # the largest magnitudes of q and of the shifted z
+_FARTHEST = 255  # steps between the least and the largest weight of a column
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,21 @@ def _rule(wanted: str, graph: Graph, op: Operator) -> str | None:
     b = _weights(graph, op.inputs[1]) if a is not None else None
     if a is None or b is None:
         return None
-    w = _as_int8(b.steps)
+    w = b.steps.astype(numpy.int32)
     inner = tuple(range(1, w.ndim)) if op.kind == "conv2d" else (w.ndim - 2,)  # axes of k
-    if w.size == 0 or w.size // _outer(w, inner) * _LARGEST >= 2**31:
+    if w.size == 0:
+        return None
+    far = _far(w, inner)
+    # a sum over k must be an int32, and so must its parts
+    most = 128 + (0 if far is None else int(numpy.abs(far).max()))
+    if w.size // _outer(w, inner) * _LARGEST * most >= 2**31:
+        return None
+    if far is not None and not _summed(graph, op, w, far):
         return None
     scale = None if b.scale is None else _by_column(b.scale, inner)
     if b.scale is not None and scale is None:
         return None
-    return _integer(graph, op, a, w, inner, scale, wanted)
+    return _integer(graph, op, a, w, far, inner, scale, wanted)
 
 
 def _outer(w: numpy.ndarray, inner: tuple[int, ...]) -> int:
@@ -94,6 +107,7 @@ def _integer(
     op: Operator,
     a: _Quantized,
     w: numpy.ndarray,
+    far: numpy.ndarray | None,
     inner: tuple[int, ...],
     scale: numpy.ndarray | None,
     wanted: str,
@@ -115,13 +129,13 @@ def _integer(
     if padded and value:
         q = _padded(graph, op, q, value)
         attrs["padding"] = (0, 0, 0, 0)
-    product = graph.add(
-        op.kind,
-        (q, graph.add_constant(w, op.inputs[1])),
-        TensorType(op.type.shape, "int32"),
-        name=op.name,
-        **attrs,
-    )
+    kind = TensorType(op.type.shape, "int32")
+    steps = graph.add_constant(_as_int8(w if far is None else w - far), op.inputs[1])
+    product = graph.add(op.kind, (q, steps), kind, name=op.name, **attrs)
+    if far is not None:
+        rest = graph.add_constant(_placed(op, far), "far")
+        rest = graph.add("multiply", (_row_sums(graph, op, q, w, attrs), rest), kind, name=op.name)
+        product = graph.add("add", (product, rest), kind, name=op.name)
     columns = w.sum(axis=inner, dtype=numpy.int32, keepdims=op.kind == "matmul")
     if value is not None:
         if value:
@@ -143,6 +157,29 @@ def _integer(
     for factor in factors:
         y = graph.add("multiply", (y, factor), op.type, name=op.name)
     return y
+
+
+def _summed(graph: Graph, op: Operator, w: numpy.ndarray, far: numpy.ndarray) -> bool:
+    """True if a product of these weights can have sums of rows beside it."""
+    if (w - far).min() < -128:
+        return False
+    if op.kind == "conv2d":
+        return op["groups"] == 1
+    return w.ndim == 2 and len(graph.types[op.inputs[0]].shape) >= 2
+
+
+def _row_sums(
+    graph: Graph, op: Operator, q: str, w: numpy.ndarray, attrs: dict[str, Any]
+) -> str:
+    """The sum of q over k for each row of the product, which is one by a column of ones."""
+    if op.kind == "conv2d":
+        shape, axis = (1, *w.shape[1:]), 1 if op["layout"] == "NCHW" else -1
+    else:
+        shape, axis = (w.shape[0], 1), -1
+    made = list(op.type.shape)
+    made[axis] = 1
+    ones = graph.add_constant(numpy.ones(shape, numpy.int8), "ones")
+    return graph.add(op.kind, (q, ones), TensorType(tuple(made), "int32"), name=op.name, **attrs)
 
 
 # activations --------------------------------------------------------------------------------------
@@ -254,12 +291,19 @@ def _weights(graph: Graph, tensor: str) -> _Weights | None:
 
 
 def _fits(steps: numpy.ndarray) -> bool:
-    """True for whole numbers that int8 holds."""
+    """True for whole numbers that are differences of bytes."""
     if not steps.size or steps.dtype.kind not in "fiu":
         return False
-    if not -128 <= steps.min() <= steps.max() <= 127:  # False for a NaN
+    if not -_FARTHEST <= steps.min() <= steps.max() <= _FARTHEST:  # False for a NaN
         return False
     return steps.dtype.kind in "iu" or bool((numpy.rint(steps) == steps).all())
+
+
+def _far(w: numpy.ndarray, inner: tuple[int, ...]) -> numpy.ndarray | None:
+    """What is to be taken from each column so that int8 holds it; None if int8 holds all."""
+    low, high = w.min(axis=inner, keepdims=True), w.max(axis=inner, keepdims=True)
+    far: numpy.ndarray = numpy.maximum(high - 127, 0) + numpy.minimum(low + 128, 0)
+    return far if far.any() else None
 
 
 def _as_int8(steps: numpy.ndarray) -> numpy.ndarray:
