@@ -13,6 +13,7 @@ from gtco.cli import arguments
 from gtco.cli.console import Phases, say, show, size
 from gtco.cli.outputs import here
 from gtco.cli.tables import Table
+from gtco.runtime.publish import staging
 from gtco.support.errors import OptionError
 from gtco.support.options import check_place
 
@@ -132,12 +133,21 @@ def weights_only(options: argparse.Namespace, output: Path) -> int:
 
 
 def check_output(model: Path, output: Path) -> None:
-    """Raises :class:`OptionError` for a place that the quantized model cannot have."""
+    """Raises :class:`OptionError` for a place that the quantized model cannot have, and
+    :class:`BuildError` for one that cannot be written.
+    """
     if output.suffix != ".onnx":
         raise OptionError(f"--output {output}: the quantized model's name must end in .onnx")
     if output.exists() and model.exists() and output.samefile(model):
         raise OptionError(f"the output '{output}' is the model itself: give another name")
     check_place(output)
+    with staging(output):  # raises where no file can be made
+        pass
+    if model.suffix == ".onnx" and output.with_name(f"{output.name}.data").exists():
+        from gtco.frontend.onnx import read_onnx
+        from gtco.quantization.writing import check_data_place
+
+        check_data_place(output, read_onnx(model))
 
 
 def show_quantization(report: Any, title: str, every: bool = False) -> None:

@@ -22,6 +22,7 @@ LARGEST = 1 << 37  # bytes of one tensor: no machine runs a model of larger ones
 
 
 PROGRAM = ".pt2"  # what torch.export.save writes
+_ONNX = ("ModelProto", "OnnxSource")  # a message, and one that is read already
 
 
 def is_onnx(model: Any) -> bool:
@@ -29,7 +30,7 @@ def is_onnx(model: Any) -> bool:
         return Path(model).suffix != PROGRAM
     if isinstance(model, bytes | bytearray):
         return True
-    if type(model).__module__.partition(".")[0] == "onnx" or type(model).__name__ == "ModelProto":
+    if type(model).__module__.partition(".")[0] == "onnx" or type(model).__name__ in _ONNX:
         return True
     if is_program(model) or callable(getattr(model, "parameters", None)):
         return False
@@ -51,7 +52,7 @@ def source_of(model: Any) -> Any:
     and ``gtco.quantize_weights`` give has its ONNX model inside.
     """
     if type(model).__name__ in ("QuantizedModel", "QuantizedWeights"):
-        return model.model
+        return model.source
     if isinstance(model, str | os.PathLike):
         return Path(model)
     return bytes(model) if isinstance(model, bytearray) else model

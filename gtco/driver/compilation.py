@@ -452,12 +452,17 @@ class Compilation:
         """
         if not self.options.verify:
             return
+        from gtco.frontend.onnx import OnnxSource
+        from gtco.frontend.weights import whole
         from gtco.verification import verify
 
+        model = self.model
+        if isinstance(model, OnnxSource):
+            model = whole(model.skeleton, model.weights)
         with self.phase("verify") as say:
             with self.opened_library(library, sizes) as compiled:
                 self.report.verification = found = verify(
-                    compiled, self.model, example_inputs=self.example_inputs, check=False
+                    compiled, model, example_inputs=self.example_inputs, check=False
                 )
             found.check()
             say(str(found).splitlines()[0])

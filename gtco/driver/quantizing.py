@@ -74,7 +74,7 @@ def all_quantized(
         found = quantized(
             model, data, inputs, options.quantization, compile_model, progress, **common
         )
-        made.append((found.model, output, None))
+        made.append((found.source, output, None))
         reports.append(found.report)
     none = Quantization()
     plain = {name: getattr(none, name) for name in Quantization.__dataclass_fields__}

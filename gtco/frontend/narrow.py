@@ -32,13 +32,17 @@ _NARROW: Mapping[int, tuple[int, int, int]] = {
 _CLIP_OF_INTEGERS = 12  # the first opset in which Clip takes integers
 
 
-def widen_integers(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with 8 bits in place of 4 and 2; ``model`` itself if it has no such integers.
+Weights = Mapping[str, numpy.ndarray]
+
+
+def widen_integers(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelProto, Weights]:
+    """The model and its weights, which are inputs of it, with 8 bits in place of 4 and 2; the same
+    ones if they have no such integers.
 
     Raises :class:`UnsupportedError` for an output of such a type.
     """
-    if not _any_narrow(model.graph):
-        return model
+    if not _any_narrow(model.graph, weights):
+        return model, weights
     for value in model.graph.output:
         number = value.type.tensor_type.elem_type
         if number in _NARROW:
@@ -49,13 +53,21 @@ def widen_integers(model: onnx.ModelProto) -> onnx.ModelProto:
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     opset = next((o.version for o in wide.opset_import if o.domain in ("", "ai.onnx")), 1)
+    found = {}
+    for value in wide.graph.input:
+        kind = value.type.tensor_type
+        if value.name in weights and kind.elem_type in _NARROW:
+            kind.elem_type = _NARROW[kind.elem_type][0]
+            dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+            found[value.name] = weights[value.name].astype(dtype)
     _widen_graph(wide.graph, opset, {})
-    return wide
+    return wide, {**weights, **found}
 
 
-def _any_narrow(graph: onnx.GraphProto) -> bool:
+def _any_narrow(graph: onnx.GraphProto, weights: Weights) -> bool:
     tensors = [*graph.initializer, *inner_tensors(graph)]
-    kept = (a.i for n in nodes(graph) for a in n.attribute if a.name == "output_dtype")
+    kept = [a.i for n in nodes(graph) for a in n.attribute if a.name == "output_dtype"]
+    kept += [v.type.tensor_type.elem_type for v in graph.input if v.name in weights]
     return any(t.data_type in _NARROW for t in tensors) or any(k in _NARROW for k in kept)
 
 

@@ -51,15 +51,20 @@ _MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "GridSam
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """A model as it was read: the message without its large weights, and these by name."""
+    """A model as it was read: the message without its large weights, which are inputs there, and
+    these by name. ``files``: those with the data of weights that are not in the message.
+    """
 
     skeleton: onnx.ModelProto
     weights: Mapping[str, numpy.ndarray]
     identity: str
+    files: frozenset[Path] = frozenset()
 
 
-def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxSource:
+def read_onnx(source: str | Path | bytes | onnx.ModelProto | OnnxSource) -> OnnxSource:
     """Reads the model, of which :func:`load_onnx` may then make several. Raises ModelError."""
+    if isinstance(source, OnnxSource):
+        return source
     model, path = _read(source)
     known = identity(model)
     check_text(model)
@@ -67,10 +72,14 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxSource:
         check_functions(model)
         model = onnx.inliner.inline_local_functions(model)
     skeleton, weights = strip(model, path)
-    return OnnxSource(skeleton, weights, known)
+    mapped = [w.filename for w in weights.values() if isinstance(w, numpy.memmap)]
+    files = frozenset(Path(name) for name in mapped if name is not None)
+    return OnnxSource(skeleton, weights, known, files)
 
 
-def dimensions_of(source: str | Path | bytes | onnx.ModelProto) -> dict[str, list[tuple[str, int]]]:
+def dimensions_of(
+    source: str | Path | bytes | onnx.ModelProto | OnnxSource,
+) -> dict[str, list[tuple[str, int]]]:
     """The inputs and axes of each dimension without a size, by the dimension's name. Raises as
     :func:`read_onnx` does.
     """
@@ -141,7 +150,7 @@ def import_skeleton(
     infer_outputs(skeleton, sizes)
     _check(skeleton)
     notes = [said] if (said := quantized.note(skeleton)) else []
-    skeleton = widen_integers(skeleton)
+    skeleton, weights = widen_integers(skeleton, weights)
     check_scales(skeleton, weights)
     widened, unsimplified = False, False
     skeleton, weights, bfloat16 = widen(skeleton, weights, onnx.TensorProto.BFLOAT16)

@@ -3,7 +3,7 @@ it, or in the message.
 
 Large initializers are removed from the model before anything else reads it (``strip``). So onnxsim
 and TVM work on a skeleton of some kilobytes, models beyond protobuf's 2 GB are no special case, and
-each weight is in memory once.
+each weight is in memory once. ``whole`` puts them back.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco.frontend.messages import check_sizes, inner_tensors, is_repeated
+from gtco.frontend.messages import check_sizes, inner_tensors, is_repeated, nodes
 from gtco.support.errors import ModelError
 
-# A float initializer of this size (bytes) or more is a weight. A smaller one may be a shape or a
-# table whose values an importer needs.
+# An initializer of this size (bytes) or more is a weight, if it is of floats or is dequantized. A
+# smaller one may be a shape or a table whose values an importer needs.
 LARGE = 1 << 15
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_STEPS = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 # Types that are read directly from an external file: their elements are whole bytes.
 _MAPPED = {
     *_FLOATS,
@@ -41,8 +43,8 @@ _PACKED = {
 def strip(
     model: onnx.ModelProto, source: Path | None
 ) -> tuple[onnx.ModelProto, dict[str, numpy.ndarray]]:
-    """``model`` without its large float initializers, which become graph inputs, and their values
-    by name.
+    """``model`` without its large initializers of floats and of integers that are dequantized, and
+    their values by name. They become graph inputs.
 
     ``source`` is the model's file; external data is beside it (None: the model came from memory).
     The given model is not changed. Raises ModelError, which names the file and the tensor, if data
@@ -71,9 +73,12 @@ def strip(
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     names = {tensor.name for tensor in given.initializer}
     graph.input.extend(value for value in given.input if value.name not in names)
+    dequantized = _dequantized(graph)
     for tensor in given.initializer:
         array = read_tensor(tensor, source)
-        if tensor.data_type in _FLOATS and array.nbytes >= LARGE:
+        weight = tensor.data_type in _FLOATS
+        weight |= tensor.data_type in _STEPS and tensor.name in dequantized
+        if weight and array.nbytes >= LARGE:
             weights[tensor.name] = array
             graph.input.append(
                 helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -83,6 +88,28 @@ def strip(
         else:
             graph.initializer.append(tensor)
     return skeleton, weights
+
+
+def _dequantized(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that nothing but a DequantizeLinear reads."""
+    found: set[str] = set()
+    others = {value.name for value in graph.output}
+    for node in nodes(graph):
+        alone = node.op_type == "DequantizeLinear" and node.domain in ("", "ai.onnx")
+        found.update(node.input[:1] if alone else ())
+        others.update(node.input[1:] if alone else node.input)
+    return found - others
+
+
+def whole(skeleton: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]) -> onnx.ModelProto:
+    """The model with its weights inside: what :func:`strip` took apart."""
+    made = onnx.ModelProto()
+    made.CopyFrom(skeleton)
+    del made.graph.input[:]
+    made.graph.input.extend(v for v in skeleton.graph.input if v.name not in weights)
+    for name, value in weights.items():
+        made.graph.initializer.append(numpy_helper.from_array(numpy.asarray(value), name))
+    return made
 
 
 def read_tensor(tensor: onnx.TensorProto, source: Path | None) -> numpy.ndarray:

@@ -45,7 +45,7 @@ class Switchboard:
         """
         histograms = {name: Histogram() for name in self.switched.tensors}
         largest: dict[str, Array] = {}
-        nothing = self._settings({}, ())
+        nothing = self.switched.settings({}, ())
         for number, sample in enumerate(samples):
             say(f"{number + 1}/{len(samples)} samples")
             made = self.run({**sample, **nothing})
@@ -82,16 +82,5 @@ class Switchboard:
     def _runs(
         self, samples: Sequence[Run], ranges: Mapping[str, Range], quantized: Sequence[str]
     ) -> Iterator[Mapping[str, Array]]:
-        settings = self._settings(ranges, quantized)
+        settings = self.switched.settings(ranges, set(quantized))
         return (self.run({**sample, **settings}) for sample in samples)
-
-    def _settings(self, ranges: Mapping[str, Range], quantized: Sequence[str]) -> dict[str, Array]:
-        any_range = Range(0.0, 1.0)
-        chosen = [ranges.get(name, any_range) for name in self.switched.tensors]
-        wanted = set(quantized)
-        values = (
-            numpy.array([r.scale for r in chosen], numpy.float32),
-            numpy.array([r.zero for r in chosen], numpy.uint8),
-            numpy.array([p.output in wanted for p in self.switched.products], bool),
-        )
-        return dict(zip(self.switched.inputs, values, strict=True))

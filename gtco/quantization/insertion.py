@@ -10,7 +10,7 @@ output channel, by which the largest weight of that channel is 127.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +20,20 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from gtco.frontend.identity import identity
 from gtco.frontend.messages import nodes as all_nodes
+from gtco.frontend.onnx import OnnxSource
+from gtco.frontend.weights import LARGE
 from gtco.quantization.observers import Range
 from gtco.quantization.products import Product, by_tensor, reads
 from gtco.support.version import __version__
 
 Array = NDArray[Any]
 _LARGEST = 127  # of a weight; -128 is left out, so that the steps are symmetric
-
+_PARAMETERS = ("scale", "zero_point")
 # Of the largest magnitude of a block, that its scale may be made for.
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
 
-SCALES, ZEROS, CHOSEN = "gtco_scales", "gtco_zeros", "gtco_chosen"
 
 
 def steps_of(weights: Array, axis: int) -> tuple[Array, Array]:
@@ -79,12 +81,12 @@ def steps_of_blocks(weights: Array, axis: int, bits: int, block: int) -> tuple[A
 
 
 def insert(
-    model: onnx.ModelProto, products: Sequence[Product], ranges: Mapping[str, Range]
-) -> onnx.ModelProto:
+    model: OnnxSource, products: Sequence[Product], ranges: Mapping[str, Range]
+) -> OnnxSource:
     """The model with these products quantized, and everything else as it was. ``ranges``: of the
     tensors that they read.
     """
-    edit = _Edit(model)
+    edit = Edit(model)
     wanted = {product.output: product for product in products}
     moved: dict[str, str] = {}
     for node in edit.given:
@@ -96,30 +98,31 @@ def insert(
                 zero = edit.constant(numpy.uint8(ranges[x].zero), f"{x}_zero_point")
                 moved[x] = edit.pair(x, scale, zero)
             node.input[0] = moved[x]
-            node.input[1] = edit.weights(product)
+            node.input[1] = edit.stored(product)
         edit.nodes.append(node)
     return _finished(edit)
 
 
-def _finished(edit: _Edit) -> onnx.ModelProto:
+def _finished(edit: Edit) -> OnnxSource:
     made = edit.finish()
-    made.producer_name, made.producer_version = "gtco", __version__
+    made.skeleton.producer_name, made.skeleton.producer_version = "gtco", __version__
+    onnx.checker.check_model(made.skeleton)
     return made
 
 
 def with_weights(
-    model: onnx.ModelProto, products: Sequence[Product], bits: int = 8, block: int = 0
-) -> onnx.ModelProto:
+    model: OnnxSource, products: Sequence[Product], bits: int = 8, block: int = 0
+) -> OnnxSource:
     """The model with the weights of these products quantized, and everything else as it was.
     Matrices have so many ``bits``, and scales for each ``block`` along k if it is not 0. The
     weights of convolutions have 8 bits and a scale for each channel.
     """
-    edit = _Edit(model, bits, block)
+    edit = Edit(model, bits, block)
     wanted = {product.output: product for product in products}
     for node in edit.given:
         product = wanted.get(node.output[0]) if node.output else None
         if product is not None:
-            node.input[1] = edit.weights(product)  # what dequantizes them comes first
+            node.input[1] = edit.stored(product)  # what dequantizes them comes first
         edit.nodes.append(node)
     return _finished(edit)
 
@@ -128,28 +131,47 @@ def with_weights(
 class Switched:
     """A model in which each product may be computed in float or quantized, run by run.
 
-    Its inputs have three more: ``scales`` (float32) and ``zeros`` (uint8) of ``tensors``, and
-    ``chosen`` (bool) of ``products``, true for those that are quantized. Its outputs have
-    ``tensors`` as well, by the names in ``observed``.
+    It has more inputs, each of one number: of each of ``tensors`` the scale (float32) and the zero
+    point (uint8), and of each of ``products`` a bool, true if it is quantized. ``scales``,
+    ``zeros`` and ``chosen`` are their names. Numbers of one vector would make each layer a kernel
+    of its own, which reads it elsewhere. Its outputs have ``tensors`` as well, by the names in
+    ``observed``.
     """
 
-    model: onnx.ModelProto
+    model: OnnxSource
     tensors: tuple[str, ...]
     products: tuple[Product, ...]
-    inputs: tuple[str, str, str]  # scales, zeros, chosen
+    scales: tuple[str, ...]
+    zeros: tuple[str, ...]
+    chosen: tuple[str, ...]
     observed: Mapping[str, str]
 
+    def settings(
+        self, ranges: Mapping[str, Range], quantized: Collection[str]
+    ) -> dict[str, Array]:
+        """The values of these inputs. ``quantized``: outputs of products."""
+        unused = Range(0.0, 1.0)
+        chosen = [ranges.get(name, unused) for name in self.tensors]
+        values = (
+            *(numpy.float32(r.scale) for r in chosen),
+            *(numpy.uint8(r.zero) for r in chosen),
+            *(numpy.bool_(p.output in quantized) for p in self.products),
+        )
+        names = (*self.scales, *self.zeros, *self.chosen)
+        return {n: numpy.array(v) for n, v in zip(names, values, strict=True)}
 
-def with_switches(model: onnx.ModelProto, products: Sequence[Product]) -> Switched:
+
+def with_switches(model: OnnxSource, products: Sequence[Product]) -> Switched:
     """The model with switches for those products that may be quantized.
 
     before: y = MatMul(x, w)
-    after:  y = Where(chosen[i], MatMul(dequantize(quantize(x)), v), MatMul(x, w))
+    after:  y = Where(chosen, MatMul(dequantize(quantize(x)), v), MatMul(x, w))
     """
-    edit = _Edit(model)
+    edit = Edit(model)
     wanted = {p.output: p for p in products if not p.float_because}
     tensors = tuple(by_tensor(products))
-    names = edit.name(SCALES), edit.name(ZEROS), edit.name(CHOSEN)
+    scales, zeros = (tuple(edit.name(f"{x}_{what}") for x in tensors) for what in _PARAMETERS)
+    chosen = {y: edit.name(f"{y}_chosen") for y in wanted}
     moved: dict[str, str] = {}
     for node in edit.given:
         product = wanted.get(node.output[0]) if node.output else None
@@ -158,22 +180,19 @@ def with_switches(model: onnx.ModelProto, products: Sequence[Product]) -> Switch
             continue
         x, y = product.tensor, node.output[0]
         if x not in moved:
-            at = edit.constant(numpy.int64(tensors.index(x)), f"{x}_number")
-            scale, zero = (edit.add("Gather", [name, at], f"{x}_part") for name in names[:2])
-            moved[x] = edit.pair(x, scale, zero)
+            number = tensors.index(x)
+            moved[x] = edit.pair(x, scales[number], zeros[number])
         quantized = onnx.NodeProto()
         quantized.CopyFrom(node)
         quantized.name = edit.name(f"{node.name}_quantized")
-        quantized.input[0], quantized.input[1] = moved[x], edit.weights(product)
+        quantized.input[0], quantized.input[1] = moved[x], edit.stored(product)
         quantized.output[0] = edit.name(f"{y}_quantized")
         node.output[0] = edit.name(f"{y}_float")
         edit.nodes += [quantized, node]
-        at = edit.constant(numpy.int64(list(wanted).index(y)), f"{y}_number")
-        switch = edit.add("Gather", [names[2], at], f"{y}_chosen")
         edit.nodes.append(
             helper.make_node(
                 "Where",
-                [switch, quantized.output[0], node.output[0]],
+                [chosen[y], quantized.output[0], node.output[0]],
                 [y],
                 name=edit.name(f"{y}_switch"),
             )
@@ -181,25 +200,29 @@ def with_switches(model: onnx.ModelProto, products: Sequence[Product]) -> Switch
     observed = {x: edit.add("Identity", [x], f"{x}_observed") for x in tensors}
     graph = edit.model.graph
     kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8, onnx.TensorProto.BOOL)
-    sizes = (len(tensors), len(tensors), len(wanted))
-    for name, kind, size in zip(names, kinds, sizes, strict=True):
-        graph.input.append(helper.make_tensor_value_info(name, kind, [size]))
+    for names, kind in zip((scales, zeros, chosen.values()), kinds, strict=True):
+        graph.input.extend(helper.make_tensor_value_info(name, kind, []) for name in names)
     for name in observed.values():
         graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    return Switched(edit.finish(), tensors, tuple(wanted.values()), names, observed)
+    found = tuple(wanted.values())
+    switches = tuple(chosen.values())
+    return Switched(edit.finish(), tensors, found, scales, zeros, switches, observed)
 
 
-class _Edit:
-    """A copy of a model, with new nodes, and constants by what is in them."""
+class Edit:
+    """A copy of a model, with new nodes, and constants by what is in them. Its weights are those of
+    the model, which are not copied, and new ones.
+    """
 
-    def __init__(self, model: onnx.ModelProto, bits: int = 8, block: int = 0) -> None:
+    def __init__(self, source: OnnxSource, bits: int = 8, block: int = 0) -> None:
         self.bits, self.block = bits, block
+        self.source, self.weights = source, dict(source.weights)
         self.model = onnx.ModelProto()
-        self.model.CopyFrom(model)
+        self.model.CopyFrom(source.skeleton)
         self.given = list(self.model.graph.node)
         self.nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
-        self._weights: dict[tuple[str, int, tuple[int, ...]], str] = {}
+        self._stored: dict[tuple[str, int, tuple[int, ...]], str] = {}
         self._taken = {name for node in all_nodes(self.model.graph) for name in _all(node)}
         self._taken |= {t.name for t in self.model.graph.initializer}
         self._taken |= {v.name for v in (*self.model.graph.input, *self.model.graph.output)}
@@ -213,8 +236,14 @@ class _Edit:
         return found
 
     def constant(self, value: Any, name: str) -> str:
-        name = self.name(name)
-        self._constants.append(numpy_helper.from_array(numpy.asarray(value), name))
+        name, array = self.name(name), numpy.asarray(value)
+        if array.nbytes < LARGE:
+            self._constants.append(numpy_helper.from_array(array, name))
+        else:
+            self.weights[name] = array
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            made = helper.make_tensor_value_info(name, kind, array.shape)
+            self.model.graph.input.append(made)
         return name
 
     def add(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
@@ -228,16 +257,16 @@ class _Edit:
         q = self.add("QuantizeLinear", [x, scale, zero], f"{x}_quantized")
         return self.add("DequantizeLinear", [q, scale, zero], f"{x}_dequantized")
 
-    def weights(self, product: Product) -> str:
+    def stored(self, product: Product) -> str:
         """The product's weights behind DequantizeLinear; products that share weights share it."""
         key = (product.weight, product.axis, product.weights.shape)
-        if key not in self._weights:
+        if key not in self._stored:
             w = product.weight
             if self.block and product.kind != "Conv":
-                self._weights[key] = self.blocks(product)
-                return self._weights[key]
+                self._stored[key] = self.blocks(product)
+                return self._stored[key]
             steps, scales = steps_of(product.weights, product.axis)
-            self._weights[key] = self.add(
+            self._stored[key] = self.add(
                 "DequantizeLinear",
                 [
                     self.constant(steps, f"{w}_int8"),
@@ -247,7 +276,7 @@ class _Edit:
                 f"{w}_dequantized",
                 axis=product.axis,
             )
-        return self._weights[key]
+        return self._stored[key]
 
     def blocks(self, product: Product) -> str:
         """A matrix of weights with scales of blocks behind DequantizeLinear, whose zero points
@@ -263,7 +292,7 @@ class _Edit:
         along = {"axis": 1 - product.axis, "block_size": self.block}
         return self.add("DequantizeLinear", inputs, f"{w}_dequantized", **along)
 
-    def finish(self) -> onnx.ModelProto:
+    def finish(self) -> OnnxSource:
         """The copy with the new nodes, without what nothing reads any more."""
         graph = self.model.graph
         wanted = {value.name for value in graph.output}
@@ -277,7 +306,12 @@ class _Edit:
         tensors = [t for t in (*graph.initializer, *self._constants) if t.name in wanted]
         del graph.initializer[:]
         graph.initializer.extend(tensors)
-        return self.model
+        weights = {name: value for name, value in self.weights.items() if name in wanted}
+        inputs = [v for v in graph.input if v.name in weights or v.name not in self.weights]
+        del graph.input[:]
+        graph.input.extend(inputs)
+        known = identity(self.model, weights)
+        return OnnxSource(self.model, weights, known, self.source.files)
 
 
 def _all(node: onnx.NodeProto) -> Iterable[str]:

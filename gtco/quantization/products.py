@@ -19,6 +19,7 @@ from onnx import numpy_helper
 
 from gtco.frontend.messages import nodes as all_nodes
 from gtco.frontend.messages import subgraphs
+from gtco.frontend.onnx import OnnxSource
 from gtco.support.errors import ModelError, OptionError
 
 Array = NDArray[Any]
@@ -72,15 +73,16 @@ class Product:
         return self.weights.size // max(1, self.weights.shape[self.axis])
 
 
-def products_of(model: onnx.ModelProto, exclude: Sequence[str] = ()) -> list[Product]:
+def products_of(source: OnnxSource, exclude: Sequence[str] = ()) -> list[Product]:
     """The products in order. Raises :class:`ModelError` if there is none that could be quantized,
     and :class:`OptionError` for a name in ``exclude`` that no product has.
     """
-    constants = Constants(model.graph)
-    edges = Edges(model.graph, constants)
-    found = [p for node in model.graph.node if (p := _product(node, constants, edges)) is not None]
+    graph = source.skeleton.graph
+    constants = Constants(graph, source.weights)
+    edges = Edges(graph, constants)
+    found = [p for node in graph.node if (p := _product(node, constants, edges)) is not None]
     if not found:
-        raise ModelError(_nothing(model))
+        raise ModelError(_nothing(source))
     excluded = _excluded(found, exclude)
     reasons = {p.output: _kept(p, edges) for p in found}
     ends = (READS_INPUT, MAKES_OUTPUT)
@@ -97,9 +99,9 @@ def products_of(model: onnx.ModelProto, exclude: Sequence[str] = ()) -> list[Pro
     return marked
 
 
-def _nothing(model: onnx.ModelProto) -> str:
-    half = any(t.data_type in (10, 16) for t in model.graph.initializer)
-    if half:
+def _nothing(source: OnnxSource) -> str:
+    half = any(t.data_type in (10, 16) for t in source.skeleton.graph.initializer)
+    if half or any(value.dtype.itemsize == 2 for value in source.weights.values()):
         return (
             "the model has no product by float32 weights: it is of float16 or bfloat16. Quantize "
             "the float32 model that it was made from"
@@ -111,11 +113,12 @@ def _nothing(model: onnx.ModelProto) -> str:
 
 
 class Constants:
-    """The values of constants by name: initializers, Constant nodes, and what Identity and
-    Transpose make of them.
+    """The values of constants by name: ``weights``, initializers, Constant nodes, and what Identity
+    and Transpose make of them. No large one is copied.
     """
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
+    def __init__(self, graph: onnx.GraphProto, weights: Mapping[str, Array]) -> None:
+        self._weights = weights
         self._given = {tensor.name: tensor for tensor in graph.initializer}
         self._made = {
             node.output[0]: node
@@ -134,11 +137,14 @@ class Constants:
 
     def source(self, name: str) -> str:
         """The initializer that the value comes from."""
-        while name not in self._given and name in self._made and self._made[name].input:
+        given = self._given.keys() | self._weights.keys()
+        while name not in given and name in self._made and self._made[name].input:
             name = self._made[name].input[0]
         return name
 
     def _find(self, name: str) -> Array | None:
+        if name in self._weights:
+            return self._weights[name]
         if name in self._given:
             return numpy_helper.to_array(self._given[name])
         node = self._made.get(name)
@@ -151,7 +157,7 @@ class Constants:
         if inner is None or node.op_type == "Identity":
             return inner
         order = [list(a.ints) for a in node.attribute if a.name == "perm"]
-        return numpy.ascontiguousarray(inner.transpose(order[0] if order else None))
+        return inner.transpose(order[0] if order else None)
 
 
 class Edges:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import onnx
 
+from gtco.frontend.onnx import OnnxSource
 from gtco.quantization.calibration import Observed, Run, Say, Switchboard
 from gtco.quantization.data import Samples, samples_of
 from gtco.quantization.insertion import insert, with_switches
@@ -26,12 +27,12 @@ from gtco.support.options import Quantization
 
 # Compiles a model for inputs of these shapes, with this to say how it goes.
 Compiler = Callable[
-    [onnx.ModelProto, Mapping[str, tuple[int, ...]], Say], AbstractContextManager[Any]
+    [OnnxSource, Mapping[str, tuple[int, ...]], Say], AbstractContextManager[Any]
 ]
 Progress = Callable[[str, float | None, Any], None]
 
-CHOICES = 32  # runs by which observers and strengths are compared, at most
-ALONE = 16  # runs by which each product alone is judged, at most
+CHOICES = 16  # runs by which observers and strengths are compared, at most
+ALONE = 4  # runs by which each product alone is judged, at most
 READ = 4  # runs by which what products read is judged, at most
 _MUCH = 0.1  # a relative error that a note is for
 MAX_DROP = "max-drop"
@@ -41,7 +42,7 @@ MAX_DROP = "max-drop"
 class _Calibrated:
     """A model with its ranges, chosen on the samples."""
 
-    model: onnx.ModelProto
+    model: OnnxSource
     products: Sequence[Product]
     strength: float
     observed: Observed
@@ -105,10 +106,10 @@ class Quantizer:
         return () if self.settings.smooth == "off" else (float(self.settings.smooth),)
 
     @contextmanager
-    def board(self, model: onnx.ModelProto, products: Sequence[Product]) -> Iterator[Switchboard]:
+    def board(self, model: OnnxSource, products: Sequence[Product]) -> Iterator[Switchboard]:
         """The library with switches."""
         switched = with_switches(model, products)
-        outputs = tuple(value.name for value in model.graph.output)
+        outputs = tuple(value.name for value in model.skeleton.graph.output)
         with self.phase("build") as say:
             opened = self.compiler(switched.model, self.samples.shapes, say)
             say("one library, in which each product is in float and in int8")
@@ -118,7 +119,7 @@ class Quantizer:
     def calibrated(
         self,
         board: Switchboard,
-        model: onnx.ModelProto,
+        model: OnnxSource,
         products: Sequence[Product],
         strength: float,
     ) -> _Calibrated:
@@ -187,7 +188,6 @@ class Quantizer:
                 say(f"{len(kept)} products stay in float for {self.settings.max_drop:g} %")
         quantized = [p for p in may if p.output not in kept]
         model = insert(found.model, quantized, found.ranges)
-        onnx.checker.check_model(model)
         with self.phase("verdict") as say:
             say("what arrives at each product")
             names = [p.output for p in quantized]
@@ -222,7 +222,7 @@ class Quantizer:
         )
         return QuantizedModel(model, report)
 
-    def verdict(self, model: onnx.ModelProto, held_out: Trial, say: Say) -> list[OutputVerdict]:
+    def verdict(self, model: OnnxSource, held_out: Trial, say: Say) -> list[OutputVerdict]:
         """Compiles the quantized model and compares it with the float one."""
         with self.compiler(model, self.samples.shapes, say) as library:
 
@@ -248,13 +248,13 @@ def quantize_model(
 
 
 def operations_of(
-    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], products: Sequence[Product]
+    model: OnnxSource, shapes: Mapping[str, tuple[int, ...]], products: Sequence[Product]
 ) -> dict[str, int]:
     """Multiplications and additions of a run, by the product's output. Where ONNX infers no shape,
     those of one row.
     """
     fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
+    fixed.CopyFrom(model.skeleton)
     del fixed.graph.value_info[:]
     for value in fixed.graph.input:
         for dim, size in zip(

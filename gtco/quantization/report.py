@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gtco.frontend.onnx import OnnxSource
+from gtco.frontend.weights import whole
 from gtco.quantization.observers import Range
 from gtco.quantization.verdict import OutputVerdict, worst
-from gtco.runtime.publish import staging, write_error
-from gtco.support.options import Quantization, check_place
+from gtco.quantization.writing import write_model, write_whole
+from gtco.support.options import Quantization
 from gtco.support.version import __version__
 
 VERSION = 1  # of the JSON; raised when a field changes its meaning or goes
@@ -138,31 +140,22 @@ class QuantizationReport:
 
 @dataclass(frozen=True)
 class QuantizedModel:
-    """What ``gtco.quantize`` gives: ``model``, an ONNX ``ModelProto`` that ``compile_model`` and
-    other tools take, and ``report``, what was found out on the way.
+    """What ``gtco.quantize`` gives. ``compile_model`` takes it as a model. ``report`` is what was
+    found out on the way.
     """
 
-    model: Any
+    source: OnnxSource = field(repr=False)
     report: QuantizationReport
 
+    @property
+    def model(self) -> Any:
+        """The quantized model as an ONNX ``ModelProto``, a new one each time. protobuf cannot write
+        one of 2 GB or more; :meth:`save` can.
+        """
+        return whole(self.source.skeleton, self.source.weights)
+
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the ONNX file; a half-written file never has the name."""
-        return write_whole(Path(path), self.model.SerializeToString())
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Writes a file beside its place, and renames it when it is whole. Raises
-    :class:`~gtco.support.errors.OptionError` and :class:`~gtco.support.errors.BuildError`.
-    """
-    check_place(path)
-    with staging(path) as folder:
-        try:
-            made = folder / path.name
-            with made.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(made, path)
-        except OSError as error:
-            raise write_error(path, error, len(content)) from error
-    return path
+        """Writes the ONNX file. A half-written file never has the name. Weights of more than 1 GB
+        go to ``NAME.onnx.data`` beside it.
+        """
+        return write_model(Path(path), self.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,11 +44,20 @@ def sensitivities(
     trial: Trial, products: Sequence[Product], ranges: Mapping[str, Range], say: Say
 ) -> dict[str, float]:
     """The error of the outputs if one product alone is quantized, by the product's output."""
-    found = {}
+    found: dict[str, float] = {}
+    trial.wanted()
+    start = time.perf_counter()
     for number, product in enumerate(products):
-        say(f"{number + 1}/{len(products)} products")
+        say(f"{number + 1}/{len(products)} products{_left(start, number, len(products))}")
         found[product.output] = trial.error(ranges, [product.output])
     return found
+
+
+def _left(start: float, done: int, of: int) -> str:
+    """How long the rest will take, once something is done."""
+    if not done:
+        return ""
+    return f", about {(time.perf_counter() - start) / done * (of - done):.0f} s left"
 
 
 def arriving(

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
-import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
+from gtco.frontend.onnx import OnnxSource
+from gtco.quantization.insertion import Edit
 from gtco.quantization.products import Constants, Product, by_tensor, reads
 
 Array = NDArray[Any]
@@ -28,19 +29,17 @@ _MOST = 2.0**10  # and 2^-10: s stays where float32 has room
 
 
 def smoothed(
-    model: onnx.ModelProto,
+    model: OnnxSource,
     products: Sequence[Product],
     largest: Mapping[str, Array],
     strength: float,
-) -> onnx.ModelProto:
+) -> OnnxSource:
     """The model with this strength, from 0 to 1: how much of an activation's size is moved.
     ``largest``: the largest magnitudes of each tensor by channel, its last axis.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    graph = made.graph
-    constants = Constants(graph)
-    taken = {name for node in graph.node for name in (*reads(node), *node.output)}
+    edit = Edit(model)
+    edit.nodes = list(edit.given)
+    constants = Constants(model.skeleton.graph, model.weights)
     for tensor, readers in by_tensor(products).items():
         readers = [p for p in readers if p.kind != "Conv"]
         if not readers or tensor not in largest:
@@ -49,14 +48,12 @@ def smoothed(
         if bool((factors == 1).all()):
             continue
         for product in readers:
-            node = next(n for n in graph.node if product.output in n.output)
+            node = next(n for n in edit.nodes if product.output in n.output)
             k = 1 - product.axis
             wide = factors.reshape((-1, 1) if k == 0 else (1, -1))
-            node.input[1] = _constant(
-                graph, product.weights * wide, f"{product.weight}_smoothed", taken
-            )
-        _divide(graph, constants, tensor, readers, factors, taken)
-    return made
+            node.input[1] = _constant(edit, product.weights * wide, f"{product.weight}_smoothed")
+        _divide(edit, constants, tensor, readers, factors)
+    return edit.finish()
 
 
 def _factors(products: Sequence[Product], largest: Array, strength: float) -> Array:
@@ -74,19 +71,14 @@ def _factors(products: Sequence[Product], largest: Array, strength: float) -> Ar
 
 
 def _divide(
-    graph: onnx.GraphProto,
-    constants: Constants,
-    tensor: str,
-    products: Sequence[Product],
-    factors: Array,
-    taken: set[str],
+    edit: Edit, constants: Constants, tensor: str, products: Sequence[Product], factors: Array
 ) -> None:
     """Makes these products read the tensor divided by the factors."""
     mine = {p.output for p in products}
-    readers = [n for n in graph.node if tensor in reads(n)]
+    readers = [n for n in edit.nodes if tensor in reads(n)]
     alone = all(mine & set(n.output) for n in readers)
-    alone = alone and tensor not in {value.name for value in graph.output}
-    maker = next((n for n in graph.node if tensor in n.output), None)
+    alone = alone and tensor not in {value.name for value in edit.model.graph.output}
+    maker = next((n for n in edit.nodes if tensor in n.output), None)
     inverse = 1 / factors
     if alone and maker is not None and maker.op_type == "LayerNormalization":
         values = [constants.value(name) for name in maker.input[1:]]
@@ -94,27 +86,17 @@ def _divide(
             for n, value in enumerate(values, 1):
                 assert value is not None
                 name = f"{maker.input[n]}_smoothed"
-                maker.input[n] = _constant(graph, value * inverse, name, taken)
+                maker.input[n] = _constant(edit, value * inverse, name)
             return
-    name = _free(f"{tensor}_smoothed", taken)
-    inverse_name = _constant(graph, inverse, f"{tensor}_smoothing", taken)
+    name = edit.name(f"{tensor}_smoothed")
+    inverse_name = _constant(edit, inverse, f"{tensor}_smoothing")
     node = helper.make_node("Mul", [tensor, inverse_name], [name], name=name)
-    first = next(n for n, node in enumerate(graph.node) if mine & set(node.output))
-    for reader in graph.node:
+    first = next(n for n, node in enumerate(edit.nodes) if mine & set(node.output))
+    for reader in edit.nodes:
         if mine & set(reader.output):
             reader.input[0] = name
-    graph.node.insert(first, node)
+    edit.nodes.insert(first, node)
 
 
-def _constant(graph: onnx.GraphProto, value: Array, name: str, taken: set[str]) -> str:
-    name = _free(name, taken)
-    graph.initializer.append(numpy_helper.from_array(value.astype(numpy.float32), name))
-    return name
-
-
-def _free(wanted: str, taken: set[str]) -> str:
-    found, n = wanted, 1
-    while found in taken:
-        found, n = f"{wanted}_{n}", n + 1
-    taken.add(found)
-    return found
+def _constant(edit: Edit, value: Array, name: str) -> str:
+    return edit.constant(value.astype(numpy.float32), name)

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnx
-
+from gtco.frontend.onnx import OnnxSource
+from gtco.frontend.weights import whole
 from gtco.quantization.insertion import with_weights
 from gtco.quantization.products import DEPTHWISE, EXCLUDED, Product, products_of
 from gtco.quantization.reading import OPSET, OPSET_OF_BLOCKS, read_model
-from gtco.quantization.report import write_whole
+from gtco.quantization.writing import write_model
 from gtco.support.errors import OptionError
 
 BITS = (8, 4)
@@ -31,18 +31,27 @@ BLOCK = 32  # for weights of 4 bits
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """What ``gtco.quantize_weights`` gives: ``model``, an ONNX ``ModelProto`` that
-    ``compile_model`` and other tools take, and its ``products``. Those that are not in
-    ``quantized`` keep weights of float32: depthwise convolutions, and those that were excluded.
+    """What ``gtco.quantize_weights`` gives. ``compile_model`` takes it as a model. Of its
+    ``products``, those that are not in ``quantized`` keep weights of float32: depthwise
+    convolutions, and those that were excluded.
     """
 
-    model: Any
+    source: OnnxSource = field(repr=False)
     products: tuple[Product, ...]
     quantized: tuple[Product, ...]
 
+    @property
+    def model(self) -> Any:
+        """The model as an ONNX ``ModelProto``, a new one each time. protobuf cannot write one of
+        2 GB or more; :meth:`save` can.
+        """
+        return whole(self.source.skeleton, self.source.weights)
+
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the ONNX file; a half-written file never has the name."""
-        return write_whole(Path(path), self.model.SerializeToString())
+        """Writes the ONNX file. A half-written file never has the name. Weights of more than 1 GB
+        go to ``NAME.onnx.data`` beside it.
+        """
+        return write_model(Path(path), self.source)
 
 
 def quantize_weights(
@@ -66,7 +75,6 @@ def quantize_weights(
     products = tuple(products_of(source, exclude))
     quantized = tuple(p for p in products if p.float_because not in (EXCLUDED, DEPTHWISE))
     made = with_weights(source, quantized, bits, block)
-    onnx.checker.check_model(made)
     return QuantizedWeights(made, products, quantized)
 
 

@@ -14,6 +14,8 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
+from gtco.frontend.onnx import OnnxSource
+from gtco.frontend.weights import whole
 from gtco.quantization.quantize import quantize_model
 from gtco.quantization.report import QuantizedModel
 from gtco.support.options import Quantization
@@ -116,11 +118,11 @@ class Evaluated:
 
 @contextmanager
 def evaluator(
-    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], say: Callable[[str], None]
+    model: OnnxSource, shapes: Mapping[str, tuple[int, ...]], say: Callable[[str], None]
 ) -> Iterator[Evaluated]:
     """What quantizing takes for a compiler."""
     say("evaluated")
-    yield Evaluated(model)
+    yield Evaluated(whole(model.skeleton, model.weights))
 
 
 def quantized(model: Any, data: Any, inputs: Any = None, **settings: Any) -> QuantizedModel:

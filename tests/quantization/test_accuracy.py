@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import gtco
+from gtco.frontend.weights import whole
 from gtco.machine.target import detect
 from gtco.quantization.reading import read_model
 from gtco.tensor.intrinsics.table import kinds
@@ -38,7 +39,8 @@ def exported(trained: Train, side: int) -> tuple[onnx.ModelProto, int]:
     with torch.no_grad():
         found = right(model(held_out.images).numpy())
     assert found >= LEAST * len(held_out.images)
-    return read_model(model, held_out.images[:1]), found
+    read = read_model(model, held_out.images[:1])
+    return whole(read.skeleton, read.weights), found
 
 
 def scores_of(run: Callable[[np.ndarray], np.ndarray], images: Digits) -> np.ndarray:

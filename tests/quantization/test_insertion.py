@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
+from gtco.frontend.onnx import read_onnx
+from gtco.frontend.weights import whole
 from gtco.quantization.insertion import insert, steps_of, steps_of_blocks, with_switches
 from gtco.quantization.observers import Range
-from gtco.quantization.products import Constants, products_of
+from gtco.quantization.products import Constants, Product, products_of
 from gtco.support.errors import ModelError, OptionError
 from tests.quantization.models import block, evaluate, images
 
@@ -19,8 +22,19 @@ WIDE = Range(-4.0, 4.0)
 
 
 def inserted(model: onnx.ModelProto, exclude: tuple[str, ...] = ()) -> onnx.ModelProto:
-    products = [p for p in products_of(model, exclude) if not p.float_because]
-    return insert(model, products, {p.tensor: WIDE for p in products})
+    products = [p for p in of(model, exclude) if not p.float_because]
+    return put(model, products, {p.tensor: WIDE for p in products})
+
+
+def of(model: onnx.ModelProto, exclude: Sequence[str] = ()) -> list[Product]:
+    return products_of(read_onnx(model), exclude)
+
+
+def put(
+    model: onnx.ModelProto, products: Sequence[Product], ranges: Mapping[str, Range]
+) -> onnx.ModelProto:
+    made = insert(read_onnx(model), products, ranges)
+    return whole(made.skeleton, made.weights)
 
 
 def test_the_graph_has_a_pair_for_each_tensor_and_each_weight() -> None:
@@ -59,9 +73,9 @@ def test_the_values_are_those_of_rounded_operands() -> None:
         model.graph.initializer.append(numpy_helper.from_array(value, name))
     model.graph.output.append(onnx.helper.make_tensor_value_info("h", 1, [4, 5]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("r", 1, [4, 6]))
-    products = [p for p in products_of(model) if p.output == "h"]
+    products = [p for p in of(model) if p.output == "h"]
     chosen = Range(-3.0, 2.0)
-    made = insert(model, products, {"r": chosen})
+    made = put(model, products, {"r": chosen})
     x = rng.standard_normal((4, 6)).astype(np.float32)
     got = evaluate(made, {"x": x})
     steps, scales = steps_of(given["w"], 1)
@@ -86,21 +100,16 @@ def test_switches_choose_between_float_and_int8(drawn: int) -> None:
     float model, to the last bit.
     """
     model = block()
-    products = products_of(model)
-    switched = with_switches(model, products)
+    products = of(model)
+    switched = with_switches(read_onnx(model), products)
     rng = np.random.default_rng(drawn)
     chosen = rng.random(len(switched.products)) < (0.0 if drawn == 0 else 0.5)
     image = images(1)
-    settings = (
-        np.full(len(switched.tensors), WIDE.scale, np.float32),
-        np.full(len(switched.tensors), WIDE.zero, np.uint8),
-        chosen,
-    )
-    got = evaluate(
-        switched.model, {"image": image, **dict(zip(switched.inputs, settings, strict=True))}
-    )
     some = [p for p, taken in zip(switched.products, chosen, strict=True) if taken]
-    alone = insert(model, some, {p.tensor: WIDE for p in some}) if some else model
+    settings = switched.settings(dict.fromkeys(switched.tensors, WIDE), [p.output for p in some])
+    made = whole(switched.model.skeleton, switched.model.weights)
+    got = evaluate(made, {"image": image, **settings})
+    alone = put(model, some, {p.tensor: WIDE for p in some}) if some else model
     wanted = evaluate(alone, {"image": image})
     np.testing.assert_allclose(got["logits"], wanted["logits"], rtol=1e-5, atol=1e-6)
     if drawn == 0:
@@ -109,7 +118,7 @@ def test_switches_choose_between_float_and_int8(drawn: int) -> None:
 
 
 def test_what_stays_in_float() -> None:
-    products = {p.output: p for p in products_of(block())}
+    products = {p.output: p for p in of(block())}
     assert set(products) == {"p", "q", "k", "v", "o", "h", "m", "m2", "m3", "logits"}
     assert products["p"].float_because == "reads the input"
     assert products["logits"].float_because == "makes the output"
@@ -118,7 +127,7 @@ def test_what_stays_in_float() -> None:
         "reads the input",
         "makes the output",
     }
-    np.testing.assert_array_equal(products["o"].weights, Constants(block().graph).value("wo").T)
+    np.testing.assert_array_equal(products["o"].weights, Constants(block().graph, {}).value("wo").T)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +142,14 @@ def test_what_stays_in_float() -> None:
     ],
 )
 def test_exclude_finds_names(name: str, left: set[str]) -> None:
-    products = products_of(block(), [name])
+    products = of(block(), [name])
     assert {p.output for p in products if p.float_because == "excluded"} == left
 
 
 @pytest.mark.parametrize("name", ["wz", "w", "MatMul2", "q/Mat"])
 def test_a_name_that_no_product_has(name: str) -> None:
     with pytest.raises(OptionError, match=f"called '{name}'. (Near it are|There are) /"):
-        products_of(block(), [name])
+        of(block(), [name])
 
 
 def test_nothing_to_quantize() -> None:
@@ -149,9 +158,9 @@ def test_nothing_to_quantize() -> None:
         none (float[4,4] x) => (float[4,4] y) { y = MatMul(x, x) }"""
     )
     with pytest.raises(ModelError, match="no product to quantize"):
-        products_of(model)
+        of(model)
     with pytest.raises(ModelError, match="no product is left to quantize: '/p/Conv' is excluded"):
-        products_of(block(), ["*"])
+        of(block(), ["*"])
 
 
 def test_a_model_of_ends_alone_has_them_quantized() -> None:
@@ -160,7 +169,7 @@ def test_a_model_of_ends_alone_has_them_quantized() -> None:
         one (float[4,4] x) => (float[4,4] y)
         <float[4,4] w = {1,2,3,4,1,2,3,4,1,2,3,4,1,2,3,4}> { y = MatMul(x, w) }"""
     )
-    (product,) = products_of(model)
+    (product,) = of(model)
     assert product.float_because == ""
 
 
@@ -172,7 +181,7 @@ def test_weights_that_are_no_numbers() -> None:
             value[0, 0] = np.nan
             tensor.CopyFrom(numpy_helper.from_array(value, "w1"))
     with pytest.raises(ModelError, match="'w1' of '/h/MatMul' hold NaN"):
-        products_of(model)
+        of(model)
 
 
 @pytest.mark.parametrize(

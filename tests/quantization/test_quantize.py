@@ -14,9 +14,11 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from gtco.frontend.onnx import read_onnx
+from gtco.frontend.weights import whole
 from gtco.quantization import calibration
 from gtco.quantization.products import products_of
-from gtco.quantization.quantize import quantize_model
+from gtco.quantization.quantize import ALONE, quantize_model
 from gtco.quantization.smoothing import smoothed
 from gtco.support.errors import GtcoError, ModelError, OptionError, QuantizationError
 from gtco.support.options import OBSERVERS, Quantization
@@ -67,7 +69,7 @@ def test_sensitivity_is_the_error_of_one_product_alone() -> None:
     alone = quantized(model, data, observer="minmax", exclude=others)
     (asked,) = [layer for layer in q.report.layers if layer.node == "/m/MatMul"]
     chosen = np.delete(data, np.s_[3::4], axis=0)
-    some = chosen[np.linspace(0, len(chosen) - 1, 16).round().astype(int)]
+    some = chosen[np.linspace(0, len(chosen) - 1, ALONE).round().astype(int)]
     np.testing.assert_allclose(asked.sensitivity, relative(model, alone.model, some), rtol=1e-3)
 
 
@@ -146,10 +148,12 @@ def test_smoothing_helps_where_a_channel_is_large() -> None:
 def test_smoothing_leaves_the_float_model_as_it_is() -> None:
     """To the last bit, since it multiplies by powers of two."""
     model = block(outlier=200.0)
-    products = products_of(model)
+    source = read_onnx(model)
+    products = products_of(source)
     largest = {p.tensor: np.full(p.depth, 3.0, np.float32) for p in products if p.kind == "MatMul"}
     largest["n"][7] = 600
-    made = smoothed(model, products, largest, 0.5)
+    found = smoothed(source, products, largest, 0.5)
+    made = whole(found.skeleton, found.weights)
     assert made != model
     image = {"image": images(1)}
     np.testing.assert_array_equal(

@@ -6,8 +6,8 @@ after:  y = cast(matmul(cast(a[:, :k1]), cast(b[:k1])) {float32}) {int32} + (the
 
 The sum of a part's terms stays below 2^24, so it is exact in any order. A part of a convolution is
 of some of its input channels. This is for the products that
-:mod:`gtco.graph.rewrites.quantized.integer_products` leaves: those of two computed tensors, of
-weights that int8 does not hold, and all on machines without instructions for bytes.
+:mod:`gtco.graph.rewrites.quantized.integer_products` leaves: those of two computed tensors,
+depthwise convolutions, and all on machines without instructions for bytes.
 """
 
 from __future__ import annotations
