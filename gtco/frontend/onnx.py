@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import google.protobuf.message
 import numpy
@@ -40,7 +40,7 @@ from gtco.frontend.node_check import DTYPES, NUMBERS, Node, check_splits
 from gtco.frontend.scales import check_scales
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
-from gtco.frontend.weights import strip
+from gtco.frontend.weights import files_of, strip
 from gtco.support.errors import ModelError, UnsupportedError
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
@@ -61,7 +61,10 @@ class OnnxSource:
     files: frozenset[Path] = frozenset()
 
 
-def read_onnx(source: str | Path | bytes | onnx.ModelProto | OnnxSource) -> OnnxSource:
+Source: TypeAlias = str | Path | bytes | onnx.ModelProto | OnnxSource
+
+
+def read_onnx(source: Source) -> OnnxSource:
     """Reads the model, of which :func:`load_onnx` may then make several. Raises ModelError."""
     if isinstance(source, OnnxSource):
         return source
@@ -72,14 +75,10 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto | OnnxSource) -> Onnx
         check_functions(model)
         model = onnx.inliner.inline_local_functions(model)
     skeleton, weights = strip(model, path)
-    mapped = [w.filename for w in weights.values() if isinstance(w, numpy.memmap)]
-    files = frozenset(Path(name) for name in mapped if name is not None)
-    return OnnxSource(skeleton, weights, known, files)
+    return OnnxSource(skeleton, weights, known, files_of(weights))
 
 
-def dimensions_of(
-    source: str | Path | bytes | onnx.ModelProto | OnnxSource,
-) -> dict[str, list[tuple[str, int]]]:
+def dimensions_of(source: Source) -> dict[str, list[tuple[str, int]]]:
     """The inputs and axes of each dimension without a size, by the dimension's name. Raises as
     :func:`read_onnx` does.
     """
@@ -91,7 +90,7 @@ def dimensions_of(
 
 
 def load_onnx(
-    source: str | Path | bytes | onnx.ModelProto | OnnxSource,
+    source: Source,
     *,
     shapes: Shapes | None = None,
     simplify: bool = True,

@@ -112,6 +112,12 @@ def whole(skeleton: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]) -> on
     return made
 
 
+def files_of(weights: Mapping[str, numpy.ndarray]) -> frozenset[Path]:
+    """The files beside the model in which weights lie."""
+    mapped = [value.filename for value in weights.values() if isinstance(value, numpy.memmap)]
+    return frozenset(Path(name) for name in mapped if name is not None)
+
+
 def read_tensor(tensor: onnx.TensorProto, source: Path | None) -> numpy.ndarray:
     """The tensor's value; a memory map if it is in a file beside the model. Raises ModelError."""
     name = tensor.name or "(unnamed)"
