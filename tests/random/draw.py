@@ -11,6 +11,7 @@ from tests.random.builder import MOST, Builder, Drawn, Tensor
 from tests.random.families import FAMILIES, small
 from tests.random.indexing import INDEXING
 from tests.random.light import light
+from tests.random.qdq import QDQ
 from tests.random.quantized import QUANTIZED
 
 # In 17, which TorchScript's exporter writes, the axes of reductions are attributes.
@@ -39,7 +40,7 @@ def draw(seed: int, opset: int, batch: int = 0, last: Sequence[int] = ()) -> Dra
     x = b.input(shape)
     inner: list[Tensor] = []
     # their own choices, so that a graph without them stays what it was
-    apart, beside = Random(seed + 3), Random(seed + 5)
+    apart, beside, around = (Random(seed + n) for n in (3, 5, 7))
     for _ in range(b.pick([1, 1, 1, 2, 3])):
         x = _some_light(b, x)
         inner.append(x)
@@ -48,6 +49,8 @@ def draw(seed: int, opset: int, batch: int = 0, last: Sequence[int] = ()) -> Dra
             family = apart.choice(INDEXING)
         if beside.random() < 0.15:
             family = beside.choice(QUANTIZED)
+        if around.random() < 0.1:
+            family = around.choice(QDQ)
         x = family(b, small(b, x, MOST))
         inner.append(x)
     x = _some_light(b, x)
