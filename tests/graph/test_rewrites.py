@@ -4,6 +4,7 @@ stay the same.
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites import canonicalize
+from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.tensor.stage import TensorType
 from tests.graphs import build, number, same, weights
 
@@ -438,3 +440,25 @@ def test_dump_is_given_every_step() -> None:
     seen: dict[str, str] = {}
     canonicalize(build(lambda g, x: g.add("relu", (x,))), dump=seen.__setitem__)
     assert next(iter(seen)) == "00_lowered" and "relu(%x)" in list(seen.values())[-1]
+
+
+def test_constants_that_were_computed_on_the_way_go_at_once() -> None:
+    """Of eight chains of five operators, memory holds the eight results and little more."""
+    count, shape = 8, (256, 1024)
+
+    def body(g: Graph, x: str) -> str:
+        for n in range(count):
+            w = g.add_constant(np.full((1, 1024), n + 1, np.float32))
+            w = g.add("broadcast", (w,), TensorType(shape))
+            for kind in ("exp", "negative", "abs", "sqrt", "tanh"):
+                w = g.add(kind, (w,))
+            x = g.add("add", (x, w))
+        return x
+
+    graph = build(body, shape=shape)
+    tracemalloc.start()
+    after = fold_constants(graph)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert after.histogram() == {"add": count, "identity": 1}
+    assert peak < (count + 4) * 4 * shape[0] * shape[1]

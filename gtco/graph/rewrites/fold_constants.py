@@ -5,6 +5,8 @@ before: t = permute(W); y = matmul(x, t)        after: y = matmul(x, W'), W' a c
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy
 
 from gtco.graph.graph import Graph
@@ -34,12 +36,15 @@ def fold_constants(graph: Graph) -> Graph:
     ``broadcast`` gives a view with stride 0, so a constant never grows in memory. If only an
     element-wise operator reads such a view, the narrow constant takes its place.
     """
-    graph = apply_rule(graph, OPERATORS, _fold)
+    graph = apply_rule(graph, OPERATORS, partial(_fold, set()))
     graph = apply_rule(graph, BROADCASTING, _narrow)
     return _intern(graph)
 
 
-def _fold(graph: Graph, op: Operator) -> str | None:
+def _fold(made: set[str], graph: Graph, op: Operator) -> str | None:
+    """``made``: constants that were computed here. One that nothing else reads goes at once, so
+    memory holds no weights twice.
+    """
     if op.output in graph.outputs or not all(graph.is_constant(source) for source in op.inputs):
         return None
     arrays = [graph.constants[source] for source in op.inputs]
@@ -55,7 +60,12 @@ def _fold(graph: Graph, op: Operator) -> str | None:
         if op.kind == "relax" or isinstance(error, ArithmeticError | ValueError):
             return None
         raise
-    return graph.add_constant(value, op.output)
+    found = graph.add_constant(value, op.output)
+    for source in made.intersection(op.inputs):
+        if graph.only_user(source) is not None:
+            del graph.constants[source]
+    made.add(found)
+    return found
 
 
 def _narrow(graph: Graph, op: Operator) -> str | None:
