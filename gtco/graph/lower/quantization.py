@@ -14,6 +14,7 @@ from gtco.graph.lower.context import result_type as _type
 from gtco.tensor.stage import TensorType
 
 NARROW = ("int8", "uint8", "int16", "uint16")
+_SMALL = 1 << 12  # elements of constants that are cast here
 
 
 def _quantize(lowering: Lowering, call: relax.Call) -> Any:
@@ -64,7 +65,8 @@ def _cast(lowering: Lowering, tensor: str, dtype: str) -> str:
     value = lowering.array(tensor)
     if known.dtype == dtype:
         return tensor
-    if value is not None:
+    # large weights stay in 8 bits until a rewrite makes something of them
+    if value is not None and value.size <= _SMALL:
         return lowering.constant(value, dtype)
     return lowering.emit("cast", (tensor,), TensorType(known.shape, dtype))
 
