@@ -120,6 +120,7 @@ LEFT = {
         "uint8", 3, "int8", "1.0, 2.0, 0.5, 4.0", "0,0,0,0", 0
     ),
     "depthwise": conv("uint8", 3, "0,0,0,0", 3, 3),
+    "scales whose product float32 does not hold": dense("uint8", 3, "int8", "1.2e-38, 1.0, 2.0"),
 }
 
 

@@ -94,6 +94,8 @@ def _rule(wanted: str, graph: Graph, op: Operator) -> str | None:
     scale = None if b.scale is None else _by_column(b.scale, inner)
     if b.scale is not None and scale is None:
         return None
+    if scale is not None and not _normal(graph, a.scale, scale):
+        return None
     return _integer(graph, op, a, w, far, inner, scale, wanted)
 
 
@@ -180,6 +182,18 @@ def _row_sums(
     made[axis] = 1
     ones = graph.add_constant(numpy.ones(shape, numpy.int8), "ones")
     return graph.add(op.kind, (q, ones), TensorType(tuple(made), "int32"), name=op.name, **attrs)
+
+
+def _normal(graph: Graph, scale: str | None, columns: numpy.ndarray) -> bool:
+    """True if float32 holds the products of both scales, as far as they are known here: they are
+    not infinite, and not so small that digits are lost.
+    """
+    known = numpy.ones(()) if scale is None else constant_value(graph, scale)
+    if known is None:
+        return True
+    both = numpy.abs(columns.astype(numpy.float64) * known.reshape(()))
+    bounds = numpy.finfo(numpy.float32)
+    return bool(((both == 0) | ((bounds.tiny <= both) & (both <= bounds.max))).all())
 
 
 # activations --------------------------------------------------------------------------------------
