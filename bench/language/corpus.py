@@ -62,6 +62,25 @@ class Corpus:
     def part(self, chosen: np.ndarray) -> Corpus:
         return Corpus(self.words[chosen], self.prompts[chosen], self.stages[chosen])
 
+    def batches(self, most_words: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """The places of the sentences of each batch, in an order drawn anew. Sentences of about the
+        same length go together, so that few words of a batch are padding.
+        """
+        lengths = self.lengths + rng.uniform(0, 4, len(self))
+        order = np.argsort(lengths, kind="stable")
+        found, begin = [], 0
+        while begin < len(order):
+            count = 1
+            while (
+                begin + count < len(order)
+                and (count + 1) * lengths[order[begin + count]] < most_words
+            ):
+                count += 1
+            found.append(order[begin : begin + count])
+            begin += count
+        for place in rng.permutation(len(found)):
+            yield found[place]
+
 
 def joined(parts: Sequence[Corpus]) -> Corpus:
     if not parts:
@@ -154,22 +173,3 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         raise OptionError(
             f"{file} is no vocabulary ({error}): delete it and what was made with it"
         ) from error
-
-
-def batches(corpus: Corpus, most_words: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """The places of the sentences of each batch, in an order drawn anew. Sentences of about the
-    same length go together, so that few words of a batch are padding.
-    """
-    lengths = corpus.lengths + rng.uniform(0, 4, len(corpus))
-    order = np.argsort(lengths, kind="stable")
-    found, begin = [], 0
-    while begin < len(order):
-        count = 1
-        while (
-            begin + count < len(order) and (count + 1) * lengths[order[begin + count]] < most_words
-        ):
-            count += 1
-        found.append(order[begin : begin + count])
-        begin += count
-    for place in rng.permutation(len(found)):
-        yield found[place]

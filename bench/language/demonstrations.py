@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gtco.machine.gpu import GpuTarget
-from gtco.machine.target import TARGETS, Machine, cpu_target
+from gtco.machine.target import TARGETS, cpu_target
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.profile import machine_key
 from gtco.search.calibration.rates import RateTable
@@ -32,19 +32,14 @@ from gtco.search.policy import Policy
 from gtco.search.recorded import by_stage
 from gtco.search.records.records import Record
 from gtco.search.records.standing import relative, standing
-from gtco.support.errors import GtcoError
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Space
 from gtco.tensor.stage import Stage
 
 from ..harness import readings
-from . import corpus
-from .corpus import Corpus, Sentence
+from .corpus import Sentence
 from .machines import Place
-from .sample import drawn_places
-from .workloads import Workload
-
-EXPERT_PLACES = 2  # machines of a stage for which the policy is asked
+from .rankings import Ranking, ranking_of
 
 
 @dataclass(frozen=True)
@@ -62,6 +57,11 @@ class Demonstration:
     @property
     def space(self) -> Space:
         return space_of(self.stage, self.place.machine)
+
+
+def ranking(grammar: Grammar, shown: Demonstration, hardware: bool = True) -> Ranking | None:
+    """All measured configs as a ranking; None where there are too few."""
+    return ranking_of(grammar, shown.stage, shown.space, shown.place, shown.times, hardware)
 
 
 def sentence_of(grammar: Grammar, shown: Demonstration, hardware: bool = True) -> Sentence:
@@ -168,41 +168,3 @@ def policy_of(place: Place) -> Policy:
     if isinstance(place.machine, GpuTarget):
         return GpuPolicy(place.machine)
     return AnalyticPolicy(cpu_target(place.machine), place.rates)
-
-
-def of_experts(
-    training: Mapping[Workload, Sequence[Stage]],
-    grammar: Grammar,
-    folder: Path,
-    say: Callable[[str], None],
-) -> Corpus:
-    """What the policy picks for all stages, each on :data:`EXPERT_PLACES` drawn machines; a file
-    for each workload, which is made once.
-    """
-    policies: dict[Machine, Policy] = {}
-    found = []
-    for workload, stages in training.items():
-        file = folder / "experts" / f"{workload.name}.npz"
-        part = corpus.read(file, grammar.vocabulary)
-        if part is None:
-            sentences = []
-            for stage in stages:
-                for place in drawn_places(stage, workload.machine, EXPERT_PLACES, "expert"):
-                    policy = policies.setdefault(place.machine, policy_of(place))
-                    sentences += _picked(stage, place, policy, grammar)
-            part = corpus.corpus_of(sentences)
-            corpus.write(part, grammar.vocabulary, file)
-            say(f"{workload.name}: {len(part)} picks of the policy")
-        found.append(part)
-    return corpus.joined(found)
-
-
-def _picked(stage: Stage, place: Place, policy: Policy, grammar: Grammar) -> list[Sentence]:
-    try:
-        pick = policy.choose(stage)
-    except GtcoError:  # a stage of another machine's partition
-        return []
-    if pick is None:
-        return []
-    shown = Demonstration(stage, place, pick.config, "policy", {})
-    return [sentence_of(grammar, shown)]

@@ -1,16 +1,20 @@
-"""Pre-training and fine-tuning (TLM, Section 5.1): which sentences a network sees, in which order.
+"""Pre-training and fine-tuning (TLM, Section 5.1): what a network learns from, in which order.
 
 1. ``pretrain``: sentences with random decisions teach the language: the base.
-2. ``finetune`` from the base: what the policy picks (``experts``), then what was measured to be
-   fastest (``measured``) beside a share of the former, so that little data does not make the model
-   forget the rest.
+2. ``finetune`` from the base: the order in which the analytic price puts drawn configs
+   (``ranked``), then the order that was measured (``measured``) beside some of the former, so that
+   little data does not make the model forget the rest.
+
+The paper shows the best sentence of each stage alone in its second step. :func:`best_only` makes
+such a corpus of rankings, to compare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,25 +23,27 @@ from gtco.search.language.model import LanguageModel, Sizes, load, save
 from gtco.search.language.words import Vocabulary
 from gtco.support.errors import OptionError
 
-from . import corpus
-from .corpus import Corpus, Sentence
+from . import rankings
+from .corpus import Corpus, Sentence, corpus_of
 from .network import Network
-from .train import Course, Point, train
+from .rankings import Ranking, Rankings, rankings_of
+from .train import Course, Lessons, Point, train
 
 UNSEEN = 0.02  # share of the stages whose sentences are not trained on, for the curve
-EXPERTS = Course(epochs=1, words=5000, rate=1e-3, seed=1)
-MEASURED = Course(epochs=5, words=3000, rate=5e-4, seed=2)
-REPLAYED = 1.0  # expert sentences for each measured one
+RANKED = Course(epochs=3, words=5000, rate=1e-3, seed=1)
+MEASURED = Course(epochs=8, words=5000, rate=3e-4, seed=2)
+REPLAYED = 4.0  # rankings of the price for each measured one
 
 Say = Callable[[str], None]
+L = TypeVar("L", bound=Lessons)
 
 
-def split(every: Corpus, share: float = UNSEEN) -> tuple[Corpus, Corpus]:
-    """The sentences to train on, and those of a share of the stages that are not."""
+def split(every: L, share: float = UNSEEN) -> tuple[L, L]:
+    """The lessons to train on, and those of a share of the stages that are not."""
     seen = np.array([int(key[-6:], 16) / 16**6 >= share for key in every.stages])
     if seen.all() or not seen.any():  # a toy: it is judged by what it sees
         return every, every
-    return every.part(seen), every.part(~seen)
+    return cast(L, every.part(seen)), cast(L, every.part(~seen))
 
 
 @dataclass(frozen=True)
@@ -57,30 +63,31 @@ def pretrain(
     course: Course,
     seconds: float,
     say: Say,
+    name: str = "base",
 ) -> Trained:
     """Trains the base for at most so many ``seconds``, going on where it was stopped; the file
-    ``base.npz`` is written in any case.
+    ``NAME.npz`` is written in any case.
     """
     torch.set_num_threads(1)
     seen, unseen = split(every)
     network = Network(sizes, vocabulary, course.seed)
-    done, curve = train(network, seen, unseen, course, folder / "base.state", seconds, say)
+    done, curve = train(network, seen, unseen, course, folder / f"{name}.state", seconds, say)
     about = {"sentences": len(seen), "steps": curve[-1].step, "unseen": curve[-1].unseen}
     model = network.model({"pretrained": about})
-    save(model, folder / "base.npz")
+    save(model, folder / f"{name}.npz")
     return Trained(model, done, curve)
 
 
 def finetune(
     base: LanguageModel,
-    parts: Sequence[tuple[str, Corpus, Course]],
+    parts: Sequence[tuple[str, Lessons, Course]],
     folder: Path,
     name: str,
     seconds: float,
     say: Say,
 ) -> Trained:
-    """Trains from ``base`` on one corpus after the other. The state of each part is a file, so a
-    training that was stopped goes on. Writes ``NAME.npz`` when all parts are done.
+    """Trains from ``base`` on one set of lessons after the other. The state of each part is a file,
+    so a training that was stopped goes on. Writes ``NAME.npz`` when all parts are done.
     """
     torch.set_num_threads(1)
     model = base
@@ -91,7 +98,7 @@ def finetune(
         seen, unseen = split(every)
         state = folder / f"{name}.{part}.state"
         done, curve = train(network, seen, unseen, course, state, seconds, say)
-        about = {part: {"sentences": len(seen), "unseen": curve[-1].unseen}}
+        about = {part: {"lessons": len(seen), "unseen": curve[-1].unseen}}
         model = network.model({**model.about, **about})
         if not done:
             return Trained(model, False, curve)
@@ -99,8 +106,8 @@ def finetune(
     return Trained(model, True, curve)
 
 
-def beside(measured: Sequence[Sentence], experts: Corpus, seed: int = 0) -> Corpus:
-    """The measured sentences, and beside them a drawn share of the experts' sentences. Raises
+def beside(measured: Sequence[Ranking], taught: Rankings, seed: int = 0) -> Rankings:
+    """The measured rankings, and beside them a drawn share of those of the price. Raises
     :class:`OptionError` if nothing was measured.
     """
     if not measured:
@@ -108,17 +115,23 @@ def beside(measured: Sequence[Sentence], experts: Corpus, seed: int = 0) -> Corp
             "no measured stage is left to fine-tune on: give records with the programs of their "
             "stages (--records), or files of readings (--readings)"
         )
-    own = corpus.corpus_of(measured)
-    count = min(int(REPLAYED * len(own)), len(experts))
-    drawn = np.random.default_rng(seed).choice(len(experts), count, replace=False)
-    return corpus.joined([own, experts.part(drawn)])
+    own = rankings_of(measured)
+    count = min(int(REPLAYED * len(own)), len(taught))
+    drawn = np.random.default_rng(seed).choice(len(taught), count, replace=False)
+    return rankings.joined([own, taught.part(drawn)])
 
 
-def without(sentences: Sequence[Sentence], keys: Collection[str]) -> list[Sentence]:
-    """The sentences whose stage is not one of ``keys``."""
-    return [sentence for sentence in sentences if sentence.stage not in keys]
+def best_only(every: Rankings) -> Corpus:
+    """The fastest sentence of each ranking."""
+    found = []
+    for n, stage in enumerate(every.stages):
+        own = slice(every.starts[n], every.starts[n + 1])
+        best = every.words[own][np.argmin(every.slower[own])]
+        begin = every.prompts[n][every.prompts[n] >= 0].tolist()
+        found.append(Sentence(stage, (*begin, *best[best >= 0].tolist()), len(begin)))
+    return corpus_of(found)
 
 
-def base_of(folder: Path) -> LanguageModel:
+def base_of(folder: Path, name: str = "base") -> LanguageModel:
     """The pre-trained model of a folder; :class:`OptionError` without one."""
-    return load(folder / "base.npz")
+    return load(folder / f"{name}.npz")

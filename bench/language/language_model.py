@@ -2,6 +2,7 @@
 
 ``python -m bench language_model sample [--seconds 3600]``
 ``python -m bench language_model pretrain [--seconds 1800] [--epochs 2]``
+``python -m bench language_model rank [--seconds 3600]``
 ``python -m bench language_model measure FILE.records [--stages 64] [--trials 16]``
 ``python -m bench language_model finetune [--records FILE ...] [--readings FILE ...] [--name NAME]``
 ``python -m bench language_model evaluate [--model FILE] [--records F ...] [--readings F ...]``
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gtco.cli.arguments import positive
 from gtco.codegen.workers import Workers
@@ -36,10 +38,13 @@ from gtco.tensor.stage import Stage
 from ..harness.readings import FOLDER as READINGS
 from ..harness.steps import run, say
 from ..harness.suite import available_threads
-from . import corpus, demonstrations, sample
-from .demonstrations import Demonstration, sentence_of
+from . import corpus, demonstrations, rankings, sample
+from .demonstrations import Demonstration
 from .stages import Collected, read
 from .workloads import CPU, workloads
+
+if TYPE_CHECKING:
+    from .train import Course, Lessons
 
 HOUR = 3600
 
@@ -66,41 +71,65 @@ def pretraining(options: argparse.Namespace) -> int:
     sizes = Sizes(len(vocabulary), options.layers, options.width)
     say(f"{sizes.parameters} parameters, {len(every)} sentences")
     course = Course(epochs=options.epochs, seed=options.seed)
-    done = pretrain(options.folder, vocabulary, every, sizes, course, options.seconds, say)
+    done = pretrain(
+        options.folder, vocabulary, every, sizes, course, options.seconds, say, options.name
+    )
     say("finished" if done.finished else "stopped: the same command goes on from here")
     return 0
 
 
 def finetuning(options: argparse.Namespace) -> int:
-    from .finetune import EXPERTS, MEASURED, base_of, beside, finetune, without
+    from .finetune import MEASURED, RANKED, base_of, beside, best_only, finetune
 
-    base = base_of(options.folder)
+    base = base_of(options.folder, options.base)
     grammar = Grammar(base.vocabulary)
     collected = collected_in(options.folder)
-    training = sample.new_stages(collected)
     held = sample.held_out(collected)
-    experts = demonstrations.of_experts(training, grammar, options.folder, say).besides(held)
-    shown, lost = measured(options, collected)
-    own = without([sentence_of(grammar, one) for one in shown], held)
-    say(
-        f"{len(experts)} picks of the policy, {len(own)} stages that were measured; left out: "
-        f"{len(shown) - len(own)} of held-out models, {lost} that no program is known of"
-    )
-    parts = [("experts", experts, replace(EXPERTS, epochs=options.epochs))]
-    first = finetune(base, parts, options.folder, "experts", options.seconds, say)
+    taught = rankings.read_all(options.folder / "ranked", base.vocabulary).besides(held)
+    say(f"{len(taught)} rankings of the price, {len(taught.slower)} sentences")
+    name = f"{options.base}.ranked"
+    ranked = replace(RANKED, epochs=options.epochs, seed=options.seed + RANKED.seed)
+    parts: list[tuple[str, Lessons, Course]] = [
+        ("ranked", best_only(taught) if options.best_only else taught, ranked)
+    ]
+    first = finetune(base, parts, options.folder, name, options.seconds, say)
     if not first.finished:
         say("stopped: the same command goes on from here")
         return 0
+    if not (options.readings or options.records or options.shipped):
+        say(f"{options.folder / name}.npz; no readings or records are given")
+        return 0
+    shown, lost = measured(options, collected)
+    own = [one for one in shown if one.stage.key not in held]
+    lists = [found for one in own if (found := demonstrations.ranking(grammar, one)) is not None]
+    say(
+        f"{len(lists)} measured rankings; left out: {len(shown) - len(own)} of held-out models, "
+        f"{len(own) - len(lists)} of too few configs, {lost} that no program is known of"
+    )
     course = replace(MEASURED, seed=options.seed + MEASURED.seed)
-    both = [("measured", beside(own, experts, options.seed), course)]
-    done = finetune(first.model, both, options.folder, options.name, options.seconds, say)
+    both = beside(lists, taught, options.seed)
+    last: list[tuple[str, Lessons, Course]] = [
+        ("measured", best_only(both) if options.best_only else both, course)
+    ]
+    done = finetune(first.model, last, options.folder, options.name, options.seconds, say)
     say(f"{options.folder / options.name}.npz" if done.finished else "stopped: run it again")
+    return 0
+
+
+def ranking(options: argparse.Namespace) -> int:
+    """Rankings of drawn configs by the analytic price."""
+    from .teaching import of_prices
+
+    grammar = Grammar(vocabulary_of(options.folder))
+    training = sample.new_stages(collected_in(options.folder))
+    found = of_prices(training, grammar, options.folder, options.seconds, say)
+    say(f"{len(found)} rankings of {len(found.slower)} sentences, {len(set(found.stages))} stages")
     return 0
 
 
 def measuring(options: argparse.Namespace) -> int:
     """The loop of :mod:`bench.language.measuring` on this machine."""
-    from .finetune import MEASURED, beside, finetune, without
+    from .finetune import MEASURED, beside, finetune
     from .measuring import loop
 
     end = time.monotonic() + options.seconds
@@ -115,15 +144,21 @@ def measuring(options: argparse.Namespace) -> int:
     policy = AnalyticPolicy(
         replace(table.target, cores=options.threads) if table else target, table
     )
-    first = load(options.folder / "experts.npz")
+    weights = options.folder / "base.ranked.npz"
+    first = load(weights)
     grammar = Grammar(first.vocabulary)
-    experts = corpus.read_all(options.folder / "experts", first.vocabulary).besides(held)
+    taught = rankings.read_all(options.folder / "ranked", first.vocabulary).besides(held)
 
     def finetuned(rows: Sequence[Record], programs: Mapping[str, Stage]) -> Path:
         shown, _ = demonstrations.of_records(rows, programs, known, "loop")
-        own = without([sentence_of(grammar, one) for one in shown], held)
+        own = [one for one in shown if one.stage.key not in held]
+        lists = [found for one in own if (found := demonstrations.ranking(grammar, one))]
+        if not lists:
+            return weights
         name = f"loop-{len(rows)}"  # a new training for each number of records
-        parts = [("measured", beside(own, experts, options.seed), MEASURED)]
+        parts: list[tuple[str, Lessons, Course]] = [
+            ("measured", beside(lists, taught, options.seed), MEASURED)
+        ]
         finetune(first, parts, options.folder, name, max(end - time.monotonic(), 1.0), say)
         return options.folder / f"{name}.npz"
 
@@ -136,7 +171,7 @@ def measuring(options: argparse.Namespace) -> int:
             records,
             here,
             options.threads,
-            options.folder / "experts.npz",
+            weights,
             finetuned,
             lambda: end - time.monotonic(),
             options.trials,
@@ -248,6 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, what in (
         ("sample", "stages of the workloads, and sentences with random decisions about them"),
         ("pretrain", "the base model, on these sentences"),
+        ("rank", "rankings of drawn configs by the analytic price, to learn from"),
         ("measure", "sentences about training stages, fine-tuning again and again (Fig. 8)"),
         ("finetune", "the base model, on picks of the policy and on what was measured"),
         ("evaluate", "a model beside the policy and chance, by what was measured"),
@@ -261,7 +297,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "pretrain":
             step.add_argument("--layers", type=positive, default=4)
             step.add_argument("--width", type=positive, default=128)
-        elif name != "measure":
+            step.add_argument("--name", default="base", help="of the file that is made")
+        elif name not in ("measure", "rank"):
             step.add_argument(
                 "--records",
                 type=Path,
@@ -282,6 +319,10 @@ def _parser() -> argparse.ArgumentParser:
             step.add_argument("--threads", type=positive, default=available_threads())
         if name == "finetune":
             step.add_argument("--name", default="finetuned", help="of the file that is made")
+            step.add_argument("--base", default="base", help="the name of the base model")
+            step.add_argument(
+                "--best-only", action="store_true", help="imitate the best sentences alone"
+            )
         if name == "evaluate":
             step.add_argument("--model", type=Path, default=SHIPPED, metavar="FILE")
             step.add_argument("--draws", type=positive, default=4, help="without masks, a stage")
@@ -292,6 +333,7 @@ def _parser() -> argparse.ArgumentParser:
 STEPS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "sample": sampling,
     "pretrain": pretraining,
+    "rank": ranking,
     "measure": measuring,
     "finetune": finetuning,
     "evaluate": evaluating,

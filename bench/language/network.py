@@ -109,4 +109,4 @@ def batch_of(corpus: Corpus, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
 def loss_of(network: Network, given: Tensor, wanted: Tensor) -> Tensor:
     """The mean negative log-likelihood of the words of decisions."""
     asked = wanted >= 0
-    return F.cross_entropy(network(given, asked), wanted[asked])
+    return F.cross_entropy(network(given, asked).float(), wanted[asked])

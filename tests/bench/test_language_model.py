@@ -13,6 +13,7 @@ import pytest
 
 from bench.harness import readings
 from bench.language import corpus, demonstrations, evaluate, finetune, language_model, sample
+from bench.language import teaching
 from bench.language.corpus import Corpus, corpus_of
 from bench.language.demonstrations import Demonstration, of_readings, sentence_of
 from bench.language.machines import MACHINES, Place, places
@@ -253,18 +254,20 @@ def test_the_steps_follow_each_other(
     monkeypatch.setattr(sample, "workloads", lambda: [own, held])
     monkeypatch.setattr(sample, "PLACES", 1)
     monkeypatch.setattr(finetune, "MEASURED", replace(finetune.MEASURED, epochs=1))
+    monkeypatch.setattr(teaching, "PLACES", {True: 1, False: 1})
     folder = ["--folder", str(tmp_path)]
     run = language_model.main
     with pytest.raises(OptionError, match="has no vocabulary: run"):
         run(["pretrain", *folder])
     assert run(["sample", *folder]) == 0
+    assert run(["rank", *folder]) == 0
     assert run(["pretrain", *folder, "--layers", "1", "--width", "32", "--epochs", "1"]) == 0
-    with pytest.raises(OptionError, match="no measured stage is left"):
-        run(["finetune", *folder])
+    assert run(["finetune", *folder]) == 0  # nothing was measured: it ends with the price's ranks
+    assert {"pretrained", "ranked"} == set(load(tmp_path / "base.ranked.npz").about)
     files = ["--readings", str(FILES[-1])]
     assert run(["finetune", *folder, *files]) == 0
     made = tmp_path / "finetuned.npz"
-    assert {"pretrained", "experts", "measured"} <= set(load(made).about)
+    assert {"pretrained", "ranked", "measured"} <= set(load(made).about)
     capsys.readouterr()
     few = of_readings(FILES[-1])[:2]
     monkeypatch.setattr(demonstrations, "of_readings", lambda file: few)
