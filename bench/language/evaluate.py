@@ -1,9 +1,10 @@
 """How good the sentences of a model are, by what was measured before (TLM, Tables 2 and 3): nothing
 is built or timed here.
 
-For a stage some configs were measured. A system ranks them, and its quality at k trials is the best
-time of all over the best among its first k: 1 where the fastest config is among these. Random order
-has the expected value of the same. The configs that were measured are those of some other search,
+For a stage some configs were measured. A system ranks them: the model by their likelihood, the
+analytic policy by its price, and ``both`` by the price times the time that the likelihood stands
+for. Its quality at k trials is the best time of all over the best among its first k: 1 where the
+fastest config is among these. Random order has the expected value of the same. The configs that were measured are those of some other search,
 so this says how a system ranks what that search found, and not what it would find by itself.
 """
 
@@ -13,7 +14,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, log
 from random import Random
 
 import numpy as np
@@ -24,6 +25,7 @@ from gtco.search.policy import priced
 from gtco.tensor.space import Config
 
 from .demonstrations import Demonstration, policy_of
+from .rankings import SHARPNESS
 
 TRIALS = (1, 10, 16, 32)
 LEAST = 4  # measured configs that a stage needs
@@ -57,6 +59,7 @@ def judge(model: LanguageModel, shown: Demonstration, hardware: bool = True) -> 
     ranked = {
         "language model": sorted(times, key=lambda c: -scores[c]),
         "analytic": sorted(times, key=prices.__getitem__),
+        "both": sorted(times, key=lambda c: log(prices[c]) - scores[c] / SHARPNESS),
     }
     quality = {
         name: tuple(best / min(times[c] for c in order[:k]) for k in TRIALS)

@@ -5,6 +5,7 @@
 ``python -m bench language_model rank [--seconds 3600]``
 ``python -m bench language_model measure FILE.records [--stages 64] [--trials 16]``
 ``python -m bench language_model finetune [--records FILE ...] [--readings FILE ...] [--name NAME]``
+``python -m bench language_model ablate --seconds 60 [--readings FILE ...]``
 ``python -m bench language_model evaluate [--model FILE] [--records F ...] [--readings F ...]``
 
 Each step may be stopped at any moment and goes on where it was, in ``--folder``. The extra
@@ -225,6 +226,26 @@ def _parts(
     return found
 
 
+def ablating(options: argparse.Namespace) -> int:
+    from .ablate import ablate
+    from .finetune import base_of
+
+    base = base_of(options.folder)
+    collected = collected_in(options.folder)
+    taught = rankings.read_all(options.folder / "ranked", base.vocabulary)
+    grammar, judged = Grammar(base.vocabulary), {}
+    for file in options.readings:
+        shown = demonstrations.of_readings(file)
+        lists = [found for one in shown if (found := demonstrations.ranking(grammar, one))]
+        judged[file.name.partition(".")[0]] = rankings.rankings_of(lists)
+    taught = taught.besides(sample.held_out(collected))
+    outcomes = ablate(base, taught, judged, options.seconds, say, options.seed)
+    if options.json:
+        report = {name: asdict(outcome) for name, outcome in outcomes.items()}
+        options.json.write_text(json.dumps(report, indent=1))
+    return 0
+
+
 # what they read -----------------------------------------------------------------------------------
 def vocabulary_of(folder: Path) -> Vocabulary:
     found = corpus.read_vocabulary(folder)
@@ -287,6 +308,7 @@ def _parser() -> argparse.ArgumentParser:
         ("measure", "sentences about training stages, fine-tuning again and again (Fig. 8)"),
         ("finetune", "the base model, on picks of the policy and on what was measured"),
         ("evaluate", "a model beside the policy and chance, by what was measured"),
+        ("ablate", "short trainings that differ in one thing"),
     ):
         step = steps.add_parser(name, help=what)
         step.add_argument("--folder", type=Path, default=Path("build/language_model"))
@@ -298,7 +320,7 @@ def _parser() -> argparse.ArgumentParser:
             step.add_argument("--layers", type=positive, default=4)
             step.add_argument("--width", type=positive, default=128)
             step.add_argument("--name", default="base", help="of the file that is made")
-        elif name not in ("measure", "rank"):
+        elif name not in ("measure", "rank", "ablate"):
             step.add_argument(
                 "--records",
                 type=Path,
@@ -307,8 +329,9 @@ def _parser() -> argparse.ArgumentParser:
                 metavar="FILE",
                 help="files of records, or exports of them (.jsonl)",
             )
-        if name in ("finetune", "evaluate"):
+        if name in ("finetune", "evaluate", "ablate"):
             step.add_argument("--readings", type=Path, nargs="*", default=[], metavar="FILE")
+        if name in ("finetune", "evaluate"):
             step.add_argument(
                 "--shipped", action="store_true", help="also the records that come with gtco"
             )
@@ -323,10 +346,11 @@ def _parser() -> argparse.ArgumentParser:
             step.add_argument(
                 "--best-only", action="store_true", help="imitate the best sentences alone"
             )
+        if name in ("evaluate", "ablate"):
+            step.add_argument("--json", type=Path, metavar="FILE")
         if name == "evaluate":
             step.add_argument("--model", type=Path, default=SHIPPED, metavar="FILE")
             step.add_argument("--draws", type=positive, default=4, help="without masks, a stage")
-            step.add_argument("--json", type=Path, metavar="FILE")
     return parser
 
 
@@ -337,4 +361,5 @@ STEPS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "measure": measuring,
     "finetune": finetuning,
     "evaluate": evaluating,
+    "ablate": ablating,
 }

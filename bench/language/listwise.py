@@ -22,9 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .network import Network, _norm
-from .rankings import KEPT, Rankings
+from .rankings import KEPT, SHARPNESS, Rankings
 
-SHARPNESS = 24.0  # nats of likelihood for each nat of time
 SLOPE = 0.6  # nats of time: sentences that are slower still need only be as unlikely
 SLOPED, LEGAL = 0.02, 1.0  # the weights of the second and the third part
 WATCHED = 3  # sentences of a ranking whose legal words are learned

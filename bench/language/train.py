@@ -83,13 +83,7 @@ def train(
     unseen = unseen.part(np.arange(len(unseen))[:: max(len(unseen) // JUDGED, 1)])
     about = {**asdict(course), "sentences": len(lessons), "vocabulary": mark(network.vocabulary)}
     about.pop("kept")
-    decayed = [p for p in network.parameters() if p.dim() > 1]
-    others = [p for p in network.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}],
-        lr=course.rate,
-        betas=(0.9, 0.98),
-    )
+    optimizer = optimizer_of(network, course.rate)
     state = _read(file, about)
     step, curve, spent = 0, [], 0.0
     if state is not None:
@@ -114,8 +108,9 @@ def train(
 
     while step < len(plan) and time.monotonic() - begin < seconds:
         for group in optimizer.param_groups:
-            group["lr"] = course.rate * _share(step / len(plan), course.warm)
-        loss = _loss(network, lessons, plan[step], np.random.default_rng((course.seed, step)))
+            group["lr"] = course.rate * share(step / len(plan), course.warm)
+        rng = np.random.default_rng((course.seed, step))
+        loss = training_loss(network, lessons, plan[step], rng)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), CLIPPED)
@@ -128,7 +123,18 @@ def train(
     return step == len(plan), curve
 
 
-def _loss(
+def optimizer_of(network: Network, rate: float) -> torch.optim.Optimizer:
+    """AdamW, which decays matrices alone."""
+    decayed = [p for p in network.parameters() if p.dim() > 1]
+    others = [p for p in network.parameters() if p.dim() < 2]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}],
+        lr=rate,
+        betas=(0.9, 0.98),
+    )
+
+
+def training_loss(
     network: Network, lessons: Lessons, chosen: np.ndarray, rng: np.random.Generator | None
 ) -> Tensor:
     """The loss of a batch; with ``rng`` it is one of a training, which may use bfloat16."""
@@ -154,7 +160,7 @@ def evaluate(network: Network, lessons: Lessons) -> float:
             weight = float(len(chosen))
         else:
             weight = float((lessons.lengths[chosen] - lessons.prompts[chosen]).sum())
-        total += weight * _loss(network, lessons, chosen, None).item()
+        total += weight * training_loss(network, lessons, chosen, None).item()
         count += weight
     return total / max(count, 1.0)
 
@@ -165,7 +171,8 @@ def _plan(lessons: Lessons, course: Course) -> Iterator[np.ndarray]:
         yield from lessons.batches(course.words, np.random.default_rng((course.seed, epoch)))
 
 
-def _share(done: float, warm: float) -> float:
+def share(done: float, warm: float) -> float:
+    """Of the highest rate of learning, when a share of the training is ``done``."""
     if done < warm:
         return (done + 1e-3) / (warm + 1e-3)
     return 0.1 + 0.45 * (1 + cos(pi * (done - warm) / (1 - warm)))

@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 from bench.harness import readings
-from bench.language import corpus, demonstrations, evaluate, finetune, language_model, sample
-from bench.language import teaching
+from bench.language import (
+    corpus,
+    demonstrations,
+    evaluate,
+    finetune,
+    language_model,
+    sample,
+    teaching,
+)
 from bench.language.corpus import Corpus, corpus_of
 from bench.language.demonstrations import Demonstration, of_readings, sentence_of
 from bench.language.machines import MACHINES, Place, places

@@ -12,6 +12,7 @@ import torch
 
 from bench.harness import readings
 from bench.language import finetune, listwise, rankings, sample
+from bench.language.ablate import VARIANTS, ablate, silent
 from bench.language.demonstrations import policy_of
 from bench.language.machines import Place
 from bench.language.network import Network
@@ -21,6 +22,7 @@ from bench.language.workloads import Workload
 from gtco.machine.target import TARGETS
 from gtco.search.language.generation import Author
 from gtco.search.language.model import Sizes
+from gtco.search.language.prompt import prompt
 from gtco.search.language.sentence import Grammar
 from gtco.search.language.sentence import read as understood
 from gtco.search.language.words import Vocabulary
@@ -80,8 +82,7 @@ def test_the_likelihood_is_what_an_author_ranks_by(toy):
 
 
 def test_a_toy_learns_an_order_by_heart(toy, tmp_path: Path):
-    """After it, the likeliest sentence of each ranking is the fastest, and likelihood follows time.
-    """
+    """After it, each ranking's likeliest sentence is the fastest, and likelihood follows time."""
     vocabulary, every = toy
     made = network(vocabulary)
     done, curve = train(made, every, every, COURSE, tmp_path / "toy.state")
@@ -153,3 +154,25 @@ def test_a_stage_without_a_choice_has_no_ranking(toy):
     times = {space.sample(Random(n)): 1.0 + n for n in range(3)}
     grammar = Grammar(vocabulary)
     assert rankings.ranking_of(grammar, SOME[0], space, place, times) is None
+
+
+def test_variants_of_the_training_are_judged_alike(toy):
+    vocabulary, every = toy
+    base = network(vocabulary).model({})
+    said: list[str] = []
+    some = {name: VARIANTS[name] for name in list(VARIANTS)[:4]}
+    found = ablate(base, every, {"toy": every}, 0.2, said.append, variants=some)
+    assert list(found) == list(some) and len(said) == len(some)
+    for outcome in found.values():
+        assert outcome.steps > 0
+        assert set(outcome.quality) == {"unseen stages by their price", "toy"}
+        assert all(0 < value <= 1 for value in outcome.quality.values())
+
+
+def test_a_prompt_may_say_nothing_of_the_machine(toy):
+    vocabulary, every = toy
+    less = silent(every, vocabulary)
+    for n, stage in enumerate(SOME):
+        own = less.prompts[n][less.prompts[n] >= 0].tolist()
+        assert own == prompt(vocabulary, stage, [])
+    assert (less.words == every.words).all()
