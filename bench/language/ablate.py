@@ -96,7 +96,8 @@ def _trained(network: Network, lessons: Lessons, seconds: float, seed: int) -> i
                 return step
             for group in optimizer.param_groups:
                 group["lr"] = RANKED.rate * share(done, RANKED.warm)
-            loss = training_loss(network, lessons, chosen, np.random.default_rng((seed, step)))
+            rng = np.random.default_rng((seed, step))
+            loss = training_loss(network, lessons, chosen, rng, RANKED.at_once)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), CLIPPED)

@@ -4,8 +4,9 @@ is built or timed here.
 For a stage some configs were measured. A system ranks them: the model by their likelihood, the
 analytic policy by its price, and ``both`` by the price times the time that the likelihood stands
 for. Its quality at k trials is the best time of all over the best among its first k: 1 where the
-fastest config is among these. Random order has the expected value of the same. The configs that were measured are those of some other search,
-so this says how a system ranks what that search found, and not what it would find by itself.
+fastest config is among these. Random order has the expected value of the same. The configs that
+were measured are those of some other search, so this says how a system ranks what that search
+found, and not what it would find by itself.
 """
 
 from __future__ import annotations

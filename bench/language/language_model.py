@@ -27,7 +27,7 @@ from gtco.codegen.workers import Workers
 from gtco.machine.target import cpu_target
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.profile import cached
-from gtco.search.language.model import SHIPPED, Sizes, load
+from gtco.search.language.model import SHIPPED, Sizes, load, save
 from gtco.search.language.sentence import Grammar
 from gtco.search.language.words import Vocabulary
 from gtco.search.records.records import Record, Records, circumstances
@@ -80,7 +80,7 @@ def pretraining(options: argparse.Namespace) -> int:
 
 
 def finetuning(options: argparse.Namespace) -> int:
-    from .finetune import MEASURED, RANKED, base_of, beside, best_only, finetune
+    from .finetune import MEASURED, RANKED, base_of, beside, best_only, finetune, mixed
 
     base = base_of(options.folder, options.base)
     grammar = Grammar(base.vocabulary)
@@ -107,13 +107,21 @@ def finetuning(options: argparse.Namespace) -> int:
         f"{len(lists)} measured rankings; left out: {len(shown) - len(own)} of held-out models, "
         f"{len(own) - len(lists)} of too few configs, {lost} that no program is known of"
     )
-    course = replace(MEASURED, seed=options.seed + MEASURED.seed)
-    both = beside(lists, taught, options.seed)
-    last: list[tuple[str, Lessons, Course]] = [
-        ("measured", best_only(both) if options.best_only else both, course)
-    ]
-    done = finetune(first.model, last, options.folder, options.name, options.seconds, say)
-    say(f"{options.folder / options.name}.npz" if done.finished else "stopped: run it again")
+    tuned = []
+    for seed in range(options.seed, options.seed + options.seeds):
+        course = replace(MEASURED, seed=seed + MEASURED.seed)
+        both = beside(lists, taught, seed)
+        last: list[tuple[str, Lessons, Course]] = [
+            ("measured", best_only(both) if options.best_only else both, course)
+        ]
+        name = f"{options.name}.{seed}"
+        done = finetune(first.model, last, options.folder, name, options.seconds, say)
+        if not done.finished:
+            say("stopped: the same command goes on from here")
+            return 0
+        tuned.append(done.model)
+    save(mixed(first.model, tuned, options.share), options.folder / f"{options.name}.npz")
+    say(f"{options.folder / options.name}.npz")
     return 0
 
 
@@ -343,6 +351,15 @@ def _parser() -> argparse.ArgumentParser:
         if name == "finetune":
             step.add_argument("--name", default="finetuned", help="of the file that is made")
             step.add_argument("--base", default="base", help="the name of the base model")
+            step.add_argument(
+                "--seeds", type=positive, default=2, help="so many trainings on what was measured"
+            )
+            step.add_argument(
+                "--share",
+                type=float,
+                default=0.5,
+                help="how far to go from the price's ranks to the measured ones; %(default)s",
+            )
             step.add_argument(
                 "--best-only", action="store_true", help="imitate the best sentences alone"
             )

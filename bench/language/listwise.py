@@ -22,12 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .network import Network, _norm
-from .rankings import KEPT, SHARPNESS, Rankings
+from .rankings import SHARPNESS, Rankings
 
 SLOPE = 0.6  # nats of time: sentences that are slower still need only be as unlikely
 SLOPED, LEGAL = 0.02, 1.0  # the weights of the second and the third part
 WATCHED = 3  # sentences of a ranking whose legal words are learned
-AT_ONCE = KEPT // 2  # sentences of a ranking in a batch
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,21 @@ class Batch:
     slower: Tensor
 
 
-def batch_of(every: Rankings, chosen: np.ndarray, rng: np.random.Generator | None) -> Batch:
-    """Up to :data:`AT_ONCE` sentences of each chosen ranking, the best one and others that ``rng``
-    draws; without ``rng`` all of them.
+def batch_of(
+    every: Rankings, chosen: np.ndarray, rng: np.random.Generator | None, most: int = 0
+) -> Batch:
+    """Up to ``most`` sentences of each chosen ranking, the best one and others that ``rng`` draws;
+    without ``rng`` all of them.
     """
     rows = []
     for n in chosen:
         own = np.arange(every.starts[n], every.starts[n + 1])
-        if rng is not None and len(own) > AT_ONCE:
+        if rng is not None and len(own) > most:
             best = own[np.argmin(every.slower[own])]
-            others = rng.choice(own[own != best], AT_ONCE - 1, replace=False)
+            others = rng.choice(own[own != best], most - 1, replace=False)
             own = np.concatenate([[best], others])
         rows.append(own)
-    most = max(map(len, rows))
-    table = np.full((len(rows), most), -1)
+    table = np.full((len(rows), max(map(len, rows))), -1)
     for row, own in zip(table, rows, strict=True):
         row[: len(own)] = own
     words, legal = every.words[table], every.legal[table]
@@ -159,10 +159,14 @@ def likelihoods(network: Network, every: Rankings, batch: Batch) -> tuple[Tensor
 
 
 def loss_of(
-    network: Network, every: Rankings, chosen: np.ndarray, rng: np.random.Generator | None
+    network: Network,
+    every: Rankings,
+    chosen: np.ndarray,
+    rng: np.random.Generator | None,
+    most: int = 0,
 ) -> Tensor:
-    """The loss of the chosen rankings."""
-    batch = batch_of(every, chosen, rng)
+    """The loss of the chosen rankings; ``rng`` draws up to ``most`` sentences of each."""
+    batch = batch_of(every, chosen, rng, most)
     total, illegal = likelihoods(network, every, batch)
     there = batch.slower.isfinite()
     wanted = (-SHARPNESS * batch.slower).softmax(dim=1)

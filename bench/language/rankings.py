@@ -107,12 +107,14 @@ class Rankings:
         """The rankings of other stages than those with these ``keys``."""
         return self.part(~np.isin(self.stages, list(keys)))
 
-    def batches(self, most_words: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    def batches(
+        self, most_words: int, rng: np.random.Generator, most: int = KEPT
+    ) -> Iterator[np.ndarray]:
         """The places of the rankings of each batch, in an order drawn anew; prompts and sentences
-        of a batch are of about the same length.
+        of a batch are of about the same length, and up to ``most`` of a ranking count.
         """
         sizes = self.sizes + rng.uniform(0, 4, self.sizes.shape)
-        counts = np.minimum(np.diff(self.starts), KEPT // 2)
+        counts = np.minimum(np.diff(self.starts), most)
         order = np.lexsort((sizes[:, 0], np.round(sizes[:, 1] / 4)))
         found: list[np.ndarray] = []
         begin, words = 0, 0.0

@@ -43,6 +43,7 @@ class Course:
 
     - ``epochs`` over the corpus, ``words`` of a batch, ``rate`` of learning at its highest
     - ``warm``: the share of the steps in which the rate rises; it falls by a cosine to a tenth
+    - ``at_once``: sentences of a ranking in a batch, at most
     - ``kept``: seconds between two states that are kept
     """
 
@@ -51,6 +52,7 @@ class Course:
     rate: float = 2e-3
     warm: float = 0.04
     seed: int = 0
+    at_once: int = 16
     kept: float = 120.0
 
 
@@ -110,7 +112,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = course.rate * share(step / len(plan), course.warm)
         rng = np.random.default_rng((course.seed, step))
-        loss = training_loss(network, lessons, plan[step], rng)
+        loss = training_loss(network, lessons, plan[step], rng, course.at_once)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), CLIPPED)
@@ -135,12 +137,16 @@ def optimizer_of(network: Network, rate: float) -> torch.optim.Optimizer:
 
 
 def training_loss(
-    network: Network, lessons: Lessons, chosen: np.ndarray, rng: np.random.Generator | None
+    network: Network,
+    lessons: Lessons,
+    chosen: np.ndarray,
+    rng: np.random.Generator | None,
+    sentences: int = 0,
 ) -> Tensor:
     """The loss of a batch; with ``rng`` it is one of a training, which may use bfloat16."""
     with torch.autocast("cpu", torch.bfloat16, enabled=rng is not None and has_bfloat16()):
         if isinstance(lessons, Rankings):
-            return listwise.loss_of(network, lessons, chosen, rng)
+            return listwise.loss_of(network, lessons, chosen, rng, sentences)
         return loss_of(network, *batch_of(lessons, chosen))
 
 
@@ -168,7 +174,11 @@ def evaluate(network: Network, lessons: Lessons) -> float:
 def _plan(lessons: Lessons, course: Course) -> Iterator[np.ndarray]:
     """All batches of all epochs; the seed determines them."""
     for epoch in range(course.epochs):
-        yield from lessons.batches(course.words, np.random.default_rng((course.seed, epoch)))
+        rng = np.random.default_rng((course.seed, epoch))
+        if isinstance(lessons, Rankings):
+            yield from lessons.batches(course.words, rng, course.at_once)
+        else:
+            yield from lessons.batches(course.words, rng)
 
 
 def share(done: float, warm: float) -> float:

@@ -19,7 +19,7 @@ def test_it_is_small_and_says_how_it_was_trained():
     assert SHIPPED.stat().st_size <= 3 << 20
     model = load(SHIPPED)
     assert 5e5 < model.sizes.parameters <= 3e6
-    assert {"pretrained", "experts", "measured"} <= set(model.about)
+    assert {"pretrained", "ranked", "measured"} <= set(model.about)
 
 
 def test_it_knows_the_words_of_most_decisions():
