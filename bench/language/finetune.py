@@ -121,17 +121,14 @@ def beside(measured: Sequence[Ranking], taught: Rankings, seed: int = 0) -> Rank
     return rankings.joined([own, taught.part(drawn)])
 
 
-def mixed(first: LanguageModel, tuned: Sequence[LanguageModel], share: float) -> LanguageModel:
-    """The model whose weights lie between those of ``first`` (``share`` 0) and the mean of those of
-    ``tuned`` (1). Measurements of few machines are no law for the next one, so it pays to go a part
-    of the way only; and one training alone depends much on its seed.
+def mean_of(models: Sequence[LanguageModel]) -> LanguageModel:
+    """The model of the mean weights of several trainings from one start: one training on so few
+    measurements depends much on its seed.
     """
-    weights = {}
-    for name, begin in first.weights.items():
-        end = np.mean([model.weights[name] for model in tuned], axis=0)
-        weights[name] = (1 - share) * begin + share * end
-    about = {**tuned[0].about, "mixed": {"trainings": len(tuned), "share": share}}
-    return LanguageModel(first.sizes, first.vocabulary, weights, about)
+    one = models[0]
+    weights = {n: np.mean([m.weights[n] for m in models], axis=0) for n in one.weights}
+    about = {**one.about, "trainings": len(models)}
+    return LanguageModel(one.sizes, one.vocabulary, weights, about)
 
 
 def best_only(every: Rankings) -> Corpus:

@@ -80,7 +80,7 @@ def pretraining(options: argparse.Namespace) -> int:
 
 
 def finetuning(options: argparse.Namespace) -> int:
-    from .finetune import MEASURED, RANKED, base_of, beside, best_only, finetune, mixed
+    from .finetune import MEASURED, RANKED, base_of, beside, best_only, finetune, mean_of
 
     base = base_of(options.folder, options.base)
     grammar = Grammar(base.vocabulary)
@@ -120,7 +120,7 @@ def finetuning(options: argparse.Namespace) -> int:
             say("stopped: the same command goes on from here")
             return 0
         tuned.append(done.model)
-    save(mixed(first.model, tuned, options.share), options.folder / f"{options.name}.npz")
+    save(mean_of(tuned), options.folder / f"{options.name}.npz")
     say(f"{options.folder / options.name}.npz")
     return 0
 
@@ -353,12 +353,6 @@ def _parser() -> argparse.ArgumentParser:
             step.add_argument("--base", default="base", help="the name of the base model")
             step.add_argument(
                 "--seeds", type=positive, default=2, help="so many trainings on what was measured"
-            )
-            step.add_argument(
-                "--share",
-                type=float,
-                default=0.5,
-                help="how far to go from the price's ranks to the measured ones; %(default)s",
             )
             step.add_argument(
                 "--best-only", action="store_true", help="imitate the best sentences alone"

@@ -34,6 +34,7 @@ Lessons = Corpus | Rankings
 
 CLIPPED = 1.0  # the most that a gradient's norm may be
 DECAY = 0.05
+NARROW = 64  # networks of less width gain nothing by bfloat16
 JUDGED = 256  # unseen sentences at a point of the curve
 
 
@@ -144,7 +145,8 @@ def training_loss(
     sentences: int = 0,
 ) -> Tensor:
     """The loss of a batch; with ``rng`` it is one of a training, which may use bfloat16."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=rng is not None and has_bfloat16()):
+    wide = network.sizes.width >= NARROW
+    with torch.autocast("cpu", torch.bfloat16, wide and rng is not None and has_bfloat16()):
         if isinstance(lessons, Rankings):
             return listwise.loss_of(network, lessons, chosen, rng, sentences)
         return loss_of(network, *batch_of(lessons, chosen))
