@@ -22,11 +22,11 @@ import numpy as np
 
 from gtco.search.language.generation import Author
 from gtco.search.language.model import LanguageModel
+from gtco.search.language.policy import SHARPNESS
 from gtco.search.policy import priced
 from gtco.tensor.space import Config
 
 from .demonstrations import Demonstration, policy_of
-from .rankings import SHARPNESS
 
 TRIALS = (1, 10, 16, 32)
 LEAST = 4  # measured configs that a stage needs

@@ -21,8 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtco.search.language.policy import SHARPNESS
+
 from .network import Network, _norm
-from .rankings import SHARPNESS, Rankings
+from .rankings import Rankings
 
 SLOPE = 0.6  # nats of time: sentences that are slower still need only be as unlikely
 SLOPED, LEGAL = 0.02, 1.0  # the weights of the second and the third part

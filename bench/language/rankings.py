@@ -43,7 +43,6 @@ LEAST = 4  # different configs of a ranking
 DRAWN, BEST = 40, 8  # configs that are drawn at random; the best of them change
 CHANGED = (4, 2)  # changes of each of the best, in two rounds
 KEPT = 32  # configs of a ranking: a half are the cheapest, the others are drawn from the rest
-SHARPNESS = 24.0  # nats of likelihood that a model is to give for each nat of time
 FARTHEST = 8.0  # the logarithm of a time over the best one is cut here
 
 

@@ -1,15 +1,21 @@
-"""The policy that picks what the language model writes, without measuring (TLM, Section 6.4: "no
-necessity for measurement").
+"""The policy that picks by the language model, without measuring (TLM, Section 6.4: "no necessity
+for measurement").
 
 A model of language has no price, so stages are priced and cut by the policy that it wraps. Only the
-pick of a stage is its own: the greedy sentence.
+pick of a stage is its own. The model learned from measured times, and the price knows loops and
+caches, so each is right where the other errs. Of sentences that the model writes and the best
+picks of the other policy the one is taken for which both together say the least time:
+
+    log(time) = log(price) - log(likelihood) / SHARPNESS
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import log
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from gtco.search.calibration.rates import RateTable
@@ -17,8 +23,12 @@ from gtco.search.language.generation import Author
 from gtco.search.language.model import SHIPPED, loaded
 from gtco.search.policy import Policy, priced
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Config, Pick
+from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
+
+SHARPNESS = 24.0  # nats of likelihood that a model learns to give for each nat of time
+CANDIDATES = 8  # of the model, and as many of the other policy
+TEMPERATURE = 0.5  # that the model's are drawn with: few unlikely ones
 
 
 @dataclass
@@ -30,7 +40,7 @@ class LanguagePolicy:
     policy: Policy
     rates: RateTable | None = None
     file: Path = SHIPPED
-    _written: dict[str, Config] = field(default_factory=dict, repr=False)
+    _picked: dict[str, Pick | None] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.model = loaded(self.file)
@@ -41,12 +51,27 @@ class LanguagePolicy:
         return getattr(self.policy, name)
 
     def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
-        """The greedy sentence; the wrapped policy's pick if that is of a sketch in ``without``."""
-        first = self.policy.choose(stage, without)
-        if first is None:
-            return None
+        """The candidate of the least time; the wrapped policy's pick if some sketches are ruled
+        out.
+        """
+        if without:
+            return self.policy.choose(stage, without)
+        if stage.key not in self._picked:
+            self._picked[stage.key] = min(self._judged(stage), key=lambda each: each[0])[1]
+        return self._picked[stage.key]
+
+    def _judged(self, stage: Stage) -> list[tuple[float, Pick | None]]:
+        """The candidates, each with the logarithm of its time up to a constant."""
+        theirs = self.policy.best(stage, CANDIDATES)
+        if not theirs:
+            return [(0.0, None)]
         space = space_of(stage, self.policy.target)
-        if stage.key not in self._written:
-            self._written[stage.key] = Author(self.model, space, self.rates).greedy()
-        config = self._written[stage.key]
-        return first if config.sketch in without else priced(self.policy, space, config)
+        author = Author(self.model, space, self.rates)
+        picks = {pick.config: pick for pick in theirs}
+        for config in author.propose(CANDIDATES, Random(stage.key), temperature=TEMPERATURE):
+            if config not in picks and (pick := priced(self.policy, space, config)) is not None:
+                picks[config] = pick
+        return [
+            (log(pick.seconds) - author.score(config) / SHARPNESS, pick)
+            for config, pick in picks.items()
+        ]

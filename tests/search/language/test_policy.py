@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -16,10 +17,12 @@ from gtco.search.gpu.policy import GpuPolicy
 from gtco.search.language import policy as module
 from gtco.search.language.generation import Author
 from gtco.search.language.policy import LanguagePolicy
+from gtco.search.policy import priced
 from gtco.search.recorded import RecordedPolicy
 from gtco.support.errors import OptionError
 from gtco.support.options import CompileOptions
 from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Config
 from tests.search.language.corpora import untrained
 from tests.tuning.small import linear, small_model
 
@@ -35,12 +38,31 @@ def model(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     "inner", [AnalyticPolicy(TARGETS["znver4"]), GpuPolicy(gpu_target("cuda:a100"))]
 )
-def test_it_picks_the_greedy_sentence_at_the_price_of_the_other(model, inner):
+def test_price_and_likelihood_pick_together_from_the_candidates_of_both(model, inner, monkeypatch):
     policy, stage = LanguagePolicy(inner), linear(197, 192, 768)
     pick = policy.choose(stage)
     assert pick is not None
-    assert pick.config == Author(model, space_of(stage, inner.target)).greedy()
     assert pick.seconds == inner.price(pick.sketch, pick.config)
+    author = Author(model, space_of(stage, inner.target))
+    theirs = inner.best(stage, module.CANDIDATES)
+    written = author.propose(module.CANDIDATES, Random(stage.key), temperature=module.TEMPERATURE)
+
+    def time(config: Config) -> float:
+        found = priced(inner, author.space, config)
+        assert found is not None
+        return np.log(found.seconds) - author.score(config) / module.SHARPNESS
+
+    assert all(time(pick.config) <= time(config) for config in written)
+    assert all(time(pick.config) <= time(other.config) for other in theirs)
+    # a model without an opinion leaves the choice to the price, and one with a strong one makes it
+    monkeypatch.setattr(module, "SHARPNESS", 1e12)
+    weak, first = LanguagePolicy(inner).choose(stage), inner.choose(stage)
+    assert weak is not None and first is not None and weak.seconds == first.seconds
+    monkeypatch.setattr(module, "SHARPNESS", 1e-12)
+    strong = LanguagePolicy(inner).choose(stage)
+    assert strong is not None
+    candidates = {*written, *(other.config for other in theirs)}
+    assert author.score(strong.config) == max(map(author.score, candidates))
     assert policy.predict(stage) == inner.predict(stage)
     assert policy.target is inner.target and copy.copy(policy).target is inner.target
     without = policy.choose(stage, [pick.sketch.name])
