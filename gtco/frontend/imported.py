@@ -26,7 +26,8 @@ class ImportedModel:
     - ``operators``: the operator, by the name of the node;
     - ``notes``: for the user;
     - ``unsimplified``: onnxsim was to simplify it and failed;
-    - ``float16``, ``bfloat16``: the file has that type in it, which was widened to float32;
+    - ``float16``: the file has that type in it, which was widened to float32;
+    - ``bfloat16``: all products of the file are of that type, which was widened to float32;
     - ``identity``: which ONNX file it is (:mod:`gtco.frontend.identity`); empty for a PyTorch
       module.
     """

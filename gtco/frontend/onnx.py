@@ -29,6 +29,7 @@ import onnx.inliner
 from onnx import helper
 
 from gtco.frontend import formats, quantized
+from gtco.frontend.bfloat16_products import all_in_bfloat16
 from gtco.frontend.dimensions import Shapes, infer_outputs, open_axes, set_sizes
 from gtco.frontend.expansion import EXPANDED, adopt, expand, needs_expansion
 from gtco.frontend.float16 import widen
@@ -152,7 +153,11 @@ def import_skeleton(
     skeleton, weights = widen_integers(skeleton, weights)
     check_scales(skeleton, weights)
     widened, unsimplified = False, False
-    skeleton, weights, bfloat16 = widen(skeleton, weights, onnx.TensorProto.BFLOAT16)
+    given, bfloat16 = skeleton, False
+    skeleton, weights, narrow = widen(given, weights, onnx.TensorProto.BFLOAT16)
+    if narrow:
+        bfloat16, said_of_products = all_in_bfloat16(given)
+        notes += said_of_products
     if not float16:
         skeleton, weights, widened = widen(skeleton, weights)
     try:

@@ -11,7 +11,9 @@ import pytest
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from gtco.frontend.bfloat16_products import NOTE, all_in_bfloat16
 from gtco.frontend.float16 import widen
+from gtco.frontend.onnx import load_onnx
 
 HALF = np.array([1.0, 65504.0, 6e-8], np.float16)
 
@@ -76,6 +78,28 @@ def test_bfloat16_is_widened_alone() -> None:
     np.testing.assert_array_equal(value, narrow.astype(np.float32))
     kinds = [v.type.tensor_type.elem_type for v in (*wide.graph.input[:2], *wide.graph.output)]
     assert kinds == [TensorProto.BFLOAT16, TensorProto.FLOAT16] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "narrow", "noted"),
+    [
+        ("y = MatMul(x, w)  u = MatMul(y, w)", True, False),
+        ("y = MatMul(x, w)  a = Cast<to=1>(y)  b = MatMul(a, v)  u = Cast<to=16>(b)", False, True),
+        ("a = Cast<to=1>(x)  b = MatMul(a, v)  u = Cast<to=16>(b)", False, False),
+        ("u = Add(x, w)", False, False),
+    ],
+)
+def test_products_are_of_bfloat16_where_all_of_the_file_are(
+    text: str, narrow: bool, noted: bool
+) -> None:
+    """Else float32 products would be rounded, because one tensor of the file is narrow."""
+    model = graph(
+        f"g (bfloat16[3, 3] x, bfloat16[3, 3] w, float[3, 3] v) => (bfloat16[3, 3] u) {{ {text} }}"
+    )
+    found, notes = all_in_bfloat16(model)
+    assert (found, bool(notes)) == (narrow, noted)
+    imported = load_onnx(model)
+    assert imported.bfloat16 == narrow and (NOTE in imported.notes) == noted
 
 
 def test_an_input_that_is_an_output_stays_what_it_is() -> None:

@@ -68,6 +68,8 @@ elif phase == "verify":
 from gtco.cli import main
 raise SystemExit(main(["compile", *command]))
 """
+# under nohup SIGHUP is ignored, also by children
+HEARS_ALL = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
 PHASES = ("read", "onnxsim", "fuse", "build", "tune", "gcc", "link", "verify")
 
 
@@ -79,7 +81,7 @@ def left(folder: Path) -> list[str]:
 def start(root: Path, folder: Path, script: str, *arguments: str) -> subprocess.Popen[str]:
     (folder / "tmp").mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-c", HEARS_ALL + script, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
