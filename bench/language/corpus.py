@@ -10,11 +10,8 @@ A file is written whole or not at all, so making a corpus can be stopped at any 
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +20,7 @@ from gtco.search.language.sentence import LONGEST
 from gtco.search.language.words import Vocabulary
 from gtco.support.errors import OptionError
 
-FORMAT = 1
+from . import archive
 
 
 @dataclass(frozen=True)
@@ -104,53 +101,33 @@ def corpus_of(sentences: Iterable[Sentence]) -> Corpus:
 
 
 # files --------------------------------------------------------------------------------------------
-def mark(vocabulary: Vocabulary) -> str:
-    """What tells vocabularies apart."""
-    return sha256("\n".join(vocabulary.words).encode()).hexdigest()[:16]
-
-
 def write(corpus: Corpus, vocabulary: Vocabulary, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f"{file.stem}.new.npz")
     kept = corpus.words >= 0
-    np.savez_compressed(
-        new,
-        format=np.array([FORMAT]),
-        vocabulary=np.array([mark(vocabulary)]),
-        words=corpus.words[kept].astype(np.uint16),
-        lengths=kept.sum(axis=1).astype(np.uint8),
-        prompts=corpus.prompts.astype(np.uint8),
-        stages=corpus.stages,
-    )
-    new.replace(file)
+    arrays = {
+        "words": corpus.words[kept].astype(np.uint16),
+        "lengths": kept.sum(axis=1).astype(np.uint8),
+        "prompts": corpus.prompts.astype(np.uint8),
+        "stages": corpus.stages,
+    }
+    archive.write(file, vocabulary, arrays)
 
 
 def read(file: Path, vocabulary: Vocabulary) -> Corpus | None:
-    """The sentences of a file; None where there is none or where it is damaged. Raises
-    :class:`OptionError` if they were written with another vocabulary.
-    """
-    try:
-        with np.load(file, allow_pickle=False) as data:
-            if data["vocabulary"][0] != mark(vocabulary) or data["format"][0] != FORMAT:
-                raise OptionError(
-                    f"the sentences in {file} have another vocabulary or format than "
-                    f"{file.parents[1] / 'vocabulary.json'}: give an empty --folder"
-                )
-            words, lengths = data["words"], data["lengths"].astype(int)
-            prompts, stages = data["prompts"].astype(np.int16), data["stages"]
-        table = np.full((len(lengths), LONGEST), -1, np.int16)
-        table[np.arange(LONGEST)[None, :] < lengths[:, None]] = words
-        return Corpus(table, prompts, stages)
-    except OptionError:
-        raise
-    except (OSError, EOFError, ValueError, LookupError, zipfile.BadZipFile, zlib.error):
-        return None
+    """The sentences of a file, as :func:`archive.read` reads it."""
+    return archive.read(file, vocabulary, "sentences", _corpus)
+
+
+def _corpus(data: Mapping[str, np.ndarray]) -> Corpus:
+    words, lengths = data["words"], data["lengths"].astype(int)
+    table = np.full((len(lengths), LONGEST), -1, np.int16)
+    table[np.arange(LONGEST)[None, :] < lengths[:, None]] = words
+    return Corpus(table, data["prompts"].astype(np.int16), data["stages"])
 
 
 def read_all(folder: Path, vocabulary: Vocabulary) -> Corpus:
     """The sentences of all files of a folder."""
-    files = sorted(file for file in folder.glob("*.npz") if not file.name.endswith(".new.npz"))
-    return joined([part for file in files if (part := read(file, vocabulary)) is not None])
+    found = (read(file, vocabulary) for file in archive.files_of(folder))
+    return joined([part for part in found if part is not None])
 
 
 def write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:

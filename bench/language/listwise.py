@@ -33,9 +33,12 @@ WATCHED = 3  # sentences of a ranking whose legal words are learned
 
 @dataclass(frozen=True)
 class Batch:
-    """``prompts`` [rankings, words]; ``words`` [rankings, sentences, words] of decisions; all -1
-    where there is none. ``legal``: of each word the set of legal ones. ``slower`` [rankings,
-    sentences], infinite where there is no sentence.
+    """Some rankings. A place without a word holds -1.
+
+    - ``prompts`` [rankings, words];
+    - ``words`` [rankings, sentences, words], those of decisions;
+    - ``legal``, of the same shape: which set of words was legal there;
+    - ``slower`` [rankings, sentences]: a place without a sentence holds infinity.
     """
 
     prompts: Tensor

@@ -14,8 +14,6 @@ among these, which is what :class:`gtco.search.language.generation.Author` ranks
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,10 +33,9 @@ from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Decision, Option, Sketch, Space
 from gtco.tensor.stage import Stage
 
-from .corpus import mark
+from . import archive
 from .machines import Place
 
-FORMAT = 1
 LEAST = 4  # different configs of a ranking
 DRAWN, BEST = 40, 8  # configs that are drawn at random; the best of them change
 CHANGED = (4, 2)  # changes of each of the best, in two rounds
@@ -61,7 +58,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Rankings:
-    """Many rankings as arrays. Words are -1 where there is none.
+    """Many rankings as arrays. A place without a word holds -1.
 
     - ``prompts`` [rankings, words]; ``stages``, the key of each ranking's stage
     - ``starts`` [rankings + 1]: the sentences of each ranking
@@ -262,47 +259,29 @@ def _wide(tables: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def write_file(rankings: Rankings, vocabulary: Vocabulary, file: Path) -> None:
-    """Whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f"{file.stem}.new.npz")
     sets = [sorted(words) for words in rankings.sets]
-    np.savez_compressed(
-        new,
-        format=np.array([FORMAT]),
-        vocabulary=np.array([mark(vocabulary)]),
-        **{name: getattr(rankings, name) for name in ARRAYS},
-        set_words=np.array([word for words in sets for word in words], np.int16),
-        set_sizes=np.array([len(words) for words in sets], np.int32),
-    )
-    new.replace(file)
+    arrays = {name: getattr(rankings, name) for name in ARRAYS}
+    arrays["set_words"] = np.array([word for words in sets for word in words], np.int16)
+    arrays["set_sizes"] = np.array([len(words) for words in sets], np.int32)
+    archive.write(file, vocabulary, arrays)
 
 
 ARRAYS = ("prompts", "stages", "starts", "words", "legal", "slower")
 
 
 def read_file(file: Path, vocabulary: Vocabulary) -> Rankings | None:
-    """The rankings of a file; None where there is none or where it is damaged. Raises
-    :class:`OptionError` if they were written with another vocabulary.
-    """
-    try:
-        with np.load(file, allow_pickle=False) as data:
-            if data["vocabulary"][0] != mark(vocabulary) or data["format"][0] != FORMAT:
-                raise OptionError(
-                    f"the rankings in {file} have another vocabulary or format than "
-                    f"{file.parents[1] / 'vocabulary.json'}: give an empty --folder"
-                )
-            ends = np.cumsum(data["set_sizes"])[:-1]
-            sets = np.split(data["set_words"], ends) if len(data["set_sizes"]) else []
-            arrays = {name: data[name] for name in ARRAYS}
-        return Rankings(**arrays, sets=tuple(frozenset(words.tolist()) for words in sets))
-    except OptionError:
-        raise
-    except (OSError, EOFError, ValueError, LookupError, zipfile.BadZipFile, zlib.error):
-        return None
+    """The rankings of a file, as :func:`archive.read` reads it."""
+    return archive.read(file, vocabulary, "rankings", _rankings)
+
+
+def _rankings(data: Mapping[str, np.ndarray]) -> Rankings:
+    ends = np.cumsum(data["set_sizes"])[:-1]
+    sets = np.split(data["set_words"], ends) if len(data["set_sizes"]) else []
+    arrays = {name: data[name] for name in ARRAYS}
+    return Rankings(**arrays, sets=tuple(frozenset(words.tolist()) for words in sets))
 
 
 def read_all(folder: Path, vocabulary: Vocabulary) -> Rankings:
     """The rankings of all files of a folder."""
-    files = sorted(file for file in folder.glob("*.npz") if not file.name.endswith(".new.npz"))
-    found = [part for file in files if (part := read_file(file, vocabulary)) is not None]
-    return joined([part for part in found if len(part)])
+    found = (read_file(file, vocabulary) for file in archive.files_of(folder))
+    return joined([part for part in found if part is not None and len(part)])

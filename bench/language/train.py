@@ -25,8 +25,8 @@ from torch import Tensor
 from gtco.machine.target import cpu_target
 from gtco.support.errors import OptionError
 
-from . import listwise
-from .corpus import Corpus, mark
+from . import archive, listwise
+from .corpus import Corpus
 from .network import Network, batch_of, loss_of
 from .rankings import Rankings
 
@@ -84,7 +84,8 @@ def train(
     """
     plan = list(_plan(lessons, course))
     unseen = unseen.part(np.arange(len(unseen))[:: max(len(unseen) // JUDGED, 1)])
-    about = {**asdict(course), "sentences": len(lessons), "vocabulary": mark(network.vocabulary)}
+    known = archive.mark(network.vocabulary)
+    about = {**asdict(course), "sentences": len(lessons), "vocabulary": known}
     about.pop("kept")
     optimizer = optimizer_of(network, course.rate)
     state = _read(file, about)

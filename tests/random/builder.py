@@ -118,6 +118,22 @@ class Builder:
         return made
 
     # what most pieces need ------------------------------------------------------------------------
+    def outputs(self, last: Tensor, inner: Sequence[Tensor], chance: float) -> tuple[Tensor, ...]:
+        """The last tensor as the output of a node, and by ``chance`` one of the inner tensors."""
+        if not self.nodes or last.name in self.feeds:
+            last = self.unary("Identity", last)
+        made = {name for node in self.nodes for name in node.output}
+        if self.chance(chance):
+            second = self.pick(inner)
+            if second.name in made and second.name != last.name:
+                return last, second
+        return (last,)
+
+    def used(self) -> dict[str, np.ndarray]:
+        """The inputs that some node reads."""
+        read = {name for node in self.nodes for name in node.input}
+        return {name: value for name, value in self.feeds.items() if name in read}
+
     def unary(self, kind: str, x: Tensor, **attrs: Any) -> Tensor:
         return self.add(kind, [x], x.shape, x.dtype, **attrs)
 

@@ -54,27 +54,16 @@ def draw(seed: int, opset: int, batch: int = 0, last: Sequence[int] = ()) -> Dra
         x = family(b, small(b, x, MOST))
         inner.append(x)
     x = _some_light(b, x)
-    if not b.nodes or x.name in b.feeds:
-        x = b.unary("Identity", x)
-    outputs = [x]
-    made = {name for node in b.nodes for name in node.output}
-    if b.chance(0.15):
-        second = b.pick(inner)
-        outputs += [second] if second.name in made and second.name != x.name else []
+    outputs = b.outputs(x, inner, 0.15)
     if b.special and opset in SPECIAL and b.chance(0.5) and not _composed(b):
         _specials(b)
-    return Drawn(seed, opset, tuple(b.nodes), b.constants, _used(b), tuple(outputs), b.smooth)
+    return Drawn(seed, opset, tuple(b.nodes), b.constants, b.used(), outputs, b.smooth)
 
 
 def _some_light(b: Builder, x: Tensor) -> Tensor:
     for _ in range(b.pick([0, 0, 1, 1, 2, 3])):
         x = light(b, x)
     return x
-
-
-def _used(b: Builder) -> dict[str, np.ndarray]:
-    read = {name for node in b.nodes for name in node.input}
-    return {k: v for k, v in b.feeds.items() if k in read}
 
 
 def _composed(b: Builder) -> bool:

@@ -309,13 +309,5 @@ def draw_image(seed: int, opset: int) -> Drawn:
             target = _joined(b, [_sizes(b, image, 0, 2), _sizes(b, image, 2, 4)])
             x = _reshaped(b, b.transpose(x, (0, 2, 1)), target, image.shape)
             x = several(x, IMAGES, b.pick([0, 1, 1]))
-    if not b.nodes or x.name in b.feeds:
-        x = b.unary("Identity", x)
-    outputs = [x]
-    made = {name for node in b.nodes for name in node.output}
-    if b.chance(0.2):
-        second = b.pick(inner)
-        outputs += [second] if second.name in made and second.name != x.name else []
-    read = {name for node in b.nodes for name in node.input}
-    feeds = {k: v for k, v in b.feeds.items() if k in read}
-    return Drawn(seed, opset, tuple(b.nodes), b.constants, feeds, tuple(outputs), b.smooth)
+    outputs = b.outputs(x, inner, 0.2)
+    return Drawn(seed, opset, tuple(b.nodes), b.constants, b.used(), outputs, b.smooth)

@@ -4,13 +4,14 @@ parameters at the ends of what is allowed: zero points, axes, scales.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
 
 from tests.random.builder import Builder, Tensor
 from tests.random.families import small
+from tests.random.quantized import windows
 
 WIDE = 21  # the first opset with 16 bits and with blocks
 POOLED = 12  # the first opset whose MaxPool takes bytes
@@ -146,10 +147,10 @@ def _weights(b: Builder, shape: list[int], column: int) -> Tensor:
     return b.add("DequantizeLinear", inputs, shape, **flags)
 
 
-def _after(b: Builder, y: Tensor, columns: int) -> Tensor:
-    """What stands behind a product: a bias, an activation, the next quantization."""
+def _after(b: Builder, y: Tensor, columns: Sequence[int]) -> Tensor:
+    """``y`` with what often follows a product: a bias, an activation, the next quantization."""
     if b.chance(0.5):
-        y = b.binary("Add", y, b.weight(*columns))  # type: ignore[misc]
+        y = b.binary("Add", y, b.weight(*columns))
     if b.chance(0.4):
         y = b.unary(b.pick(["Relu", "Sigmoid", "Tanh"]), y)
     return _round(b, y, 2.0, b.chance(0.7)) if b.chance(0.6) else y
@@ -164,7 +165,7 @@ def matmul(b: Builder, x: Tensor) -> Tensor:
     else:
         w = _weights(b, [k, n], 1)
     y = b.add("MatMul", [x, w], [*x.shape[:-1], n])
-    return _after(b, y, (n,))  # type: ignore[arg-type]
+    return _after(b, y, (n,))
 
 
 def gemm(b: Builder, x: Tensor) -> Tensor:
@@ -177,7 +178,7 @@ def gemm(b: Builder, x: Tensor) -> Tensor:
         steps = b.constant(b.numpy.integers(-3000, 3000, n), "int32")
         inputs.append(b.add("DequantizeLinear", [steps, b.constant(3e-4)], [n]))
     flags = {"transB": int(turned), "alpha": b.pick([1.0, 1.0, 0.5]), "beta": b.pick([1.0, 2.0])}
-    return _after(b, b.add("Gemm", inputs, [m, n], **flags), (n,))  # type: ignore[arg-type]
+    return _after(b, b.add("Gemm", inputs, [m, n], **flags), (n,))
 
 
 def conv(b: Builder, x: Tensor) -> Tensor:
@@ -185,17 +186,12 @@ def conv(b: Builder, x: Tensor) -> Tensor:
     n, channels, *space = x.shape
     groups = b.pick([1, 1, channels, b.split_of(channels)])
     outputs = groups * b.pick([1, 3, 8, 17] if groups == 1 else [1, 2])
-    kernel = [b.random.randint(1, min(size, 3)) for size in space]
-    pads = [b.random.randint(0, k - 1) for k in (*kernel, *kernel)]
-    strides = [b.pick([1, 1, 2]) for _ in kernel]
-    out = [
-        (size + pads[i] + pads[i + 2] - kernel[i]) // strides[i] + 1 for i, size in enumerate(space)
-    ]
+    kernel, pads, strides, out = windows(b, space)
     x = _round(b, x, 1.0, b.chance(0.8))
     w = _weights(b, [outputs, channels // groups, *kernel], 0)
     flags = {"group": groups, "pads": pads, "strides": strides}
     y = b.add("Conv", [x, w], [n, outputs, *out], **flags)
-    return _after(b, y, (outputs, 1, 1))  # type: ignore[arg-type]
+    return _after(b, y, (outputs, 1, 1))
 
 
 def computed(b: Builder, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ result is dequantized; and products by weights of a few bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -92,17 +93,23 @@ def attention_scores(b: Builder, x: Tensor) -> Tensor:
     return _made(b, "QLinearSoftmax", inputs, shape, kind, **flags)
 
 
-def qlinear_conv(b: Builder, x: Tensor) -> Tensor:
-    x, kind = small(b, b.shaped(x, 4), 3000), b.pick(BYTES)
-    n, channels, *space = x.shape
-    groups = b.pick([1, 1, b.split_of(channels)])
-    outputs = groups * b.pick([1, 3, 8, 17] if groups == 1 else [1, 2])
+def windows(b: Builder, space: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+    """A convolution's kernel, pads and strides over an image, and the image that it makes."""
     kernel = [b.random.randint(1, min(size, 3)) for size in space]
     pads = [b.random.randint(0, k - 1) for k in (*kernel, *kernel)]
     strides = [b.pick([1, 1, 2]) for _ in kernel]
     out = [
         (size + pads[i] + pads[i + 2] - kernel[i]) // strides[i] + 1 for i, size in enumerate(space)
     ]
+    return kernel, pads, strides, out
+
+
+def qlinear_conv(b: Builder, x: Tensor) -> Tensor:
+    x, kind = small(b, b.shaped(x, 4), 3000), b.pick(BYTES)
+    n, channels, *space = x.shape
+    groups = b.pick([1, 1, b.split_of(channels)])
+    outputs = groups * b.pick([1, 3, 8, 17] if groups == 1 else [1, 2])
+    kernel, pads, strides, out = windows(b, space)
     terms = channels // groups * prod(kernel)
     a = _quantized(b, x, kind)
     weights = _weights(b, kind, [outputs, channels // groups, *kernel], outputs)

@@ -314,7 +314,9 @@ def _fits(steps: numpy.ndarray) -> bool:
 
 
 def _far(w: numpy.ndarray, inner: tuple[int, ...]) -> numpy.ndarray | None:
-    """What is to be taken from each column so that int8 holds it; None if int8 holds all."""
+    """The number to subtract from each column so that int8 holds the rest; None if int8 holds all
+    columns as they are.
+    """
     low, high = w.min(axis=inner, keepdims=True), w.max(axis=inner, keepdims=True)
     far: numpy.ndarray = numpy.maximum(high - 127, 0) + numpy.minimum(low + 128, 0)
     return far if far.any() else None
