@@ -17,7 +17,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stag
 from tests.cuda.sketches import TOLERANCE, check, compiles, matched, program
 from tests.kernels import fresh_seed, random_inputs, reference
 from tests.sketch.test_depthwise import CASES, conv
-from tests.sketch.test_grid_sample import METHODS, PADDINGS, points, sampling
+from tests.sketch.test_grid_sample import METHODS, PADDINGS, SAMPLING_TOLERANCE, points, sampling
 from tests.sketch.test_pool import pooling
 from tests.sketch.test_resize import COORDINATES, resizing
 
@@ -151,7 +151,7 @@ def check_samples(stage: Stage, most: int = 1) -> None:
     k = [i.name for i in stage.inputs].index("grid")
     arrays[k] = points(arrays[k].shape, seed)
     wanted = reference(stage, arrays, precise=False)
-    check(grid_sample.match, stage, most, 3e-6, arrays, wanted)
+    check(grid_sample.match, stage, most, SAMPLING_TOLERANCE, arrays, wanted)
 
 
 @pytest.mark.parametrize("align", [False, True])
@@ -172,7 +172,7 @@ def test_points_that_are_no_points_read_the_first_edge() -> None:
     grid = np.zeros((1, 1, 5, 2), np.float32)
     grid[0, 0] = [(np.nan, np.nan), (np.inf, -np.inf), (1e30, 1e30), (-1e30, 0), (1, 1)]
     wanted = reference(stage, [x, grid], precise=False)
-    check(grid_sample.match, stage, 2, 3e-6, [x, grid], wanted)
+    check(grid_sample.match, stage, 2, SAMPLING_TOLERANCE, [x, grid], wanted)
 
 
 def test_deformable_attention() -> None:
@@ -201,7 +201,7 @@ def test_deformable_attention() -> None:
     named["g"][:] = np.random.default_rng(fresh_seed()).uniform(-0.1, 1.1, grid.sizes)
     named["one"][:] = 1
     wanted = reference(stage, arrays, precise=False)
-    check(grid_sample.match, stage, 4, 3e-6, arrays, wanted)
+    check(grid_sample.match, stage, 4, SAMPLING_TOLERANCE, arrays, wanted)
     text = program(matched(grid_sample.match, stage)).source
     assert text.count("gtco::load<4>") == 4 and "gtco::store<4>" in text
 
