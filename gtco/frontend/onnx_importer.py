@@ -17,7 +17,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from gtco.frontend.node_check import NUMBERS, Node, differ, spell
 from gtco.frontend.operators.overrides import OVERRIDES, Refused
-from gtco.frontend.operators.padding import with_pads
+from gtco.frontend.operators.padding import with_windows
 
 _SMALL = 1 << 10  # elements: a larger constant is data
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
@@ -85,7 +85,7 @@ class Importer(ONNXGraphImporter):
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> Any:
         name = attrs["tvm_custom"]["name"]
-        attrs = with_pads(op_name, inputs, attrs)
+        attrs = with_windows(op_name, inputs, attrs, opset)
         override = OVERRIDES.get(op_name)
         result = override(self.bb, inputs, attrs) if override is not None else None
         if result is None:

@@ -40,6 +40,13 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return default if found is None else int(helper.get_attribute_value(found))
 
 
+def _list(node: onnx.NodeProto, name: str, count: int, default: int) -> list[int]:
+    found = next((a for a in node.attribute if a.name == name), None)
+    return (
+        [default] * count if found is None else [int(n) for n in helper.get_attribute_value(found)]
+    )
+
+
 def _layer_norm(node: onnx.NodeProto, inputs: Sequence[Shape | None], values: Values) -> str:
     x, *parameters = inputs
     if x is None:
@@ -62,6 +69,27 @@ def _conv(node: onnx.NodeProto, inputs: Sequence[Shape | None], values: Values) 
     group = _attribute(node, "group", 1)
     if x[1] != w[1] * group:
         return f"its input has {x[1]} channels, and its weights are for {w[1] * group}"
+    return _window(node, x[2:], w[2:])
+
+
+def _window(node: onnx.NodeProto, sizes: Shape, kernel: Shape) -> str:
+    """The rule that a window lies inside the padded image. (ONNX's inference rounds towards 0, and
+    finds one pixel where less than a stride is missing.)
+    """
+    mode = next((a.s.decode() for a in node.attribute if a.name == "auto_pad"), "NOTSET")
+    if mode.startswith("SAME"):
+        return ""
+    rank = len(sizes)
+    pads = _list(node, "pads", 2 * rank, 0) if mode == "NOTSET" else [0] * 2 * rank
+    dilations = _list(node, "dilations", rank, 1)
+    for axis, (n, k, d) in enumerate(zip(sizes, kernel, dilations, strict=True)):
+        reach, padding = (k - 1) * d + 1, pads[axis] + pads[axis + rank]
+        if reach > n + padding:
+            padded = f" and {padding} of padding" if padding else ""
+            return (
+                f"its window has {reach} elements along axis {axis + 2}, and the input {n}"
+                f"{padded}: the input is too small for it"
+            )
     return ""
 
 
@@ -95,6 +123,7 @@ def _gather(node: onnx.NodeProto, inputs: Sequence[Shape | None], values: Values
 _RULES: Mapping[str, Rule] = {
     "LayerNormalization": _layer_norm,
     "Conv": _conv,
+    "ConvInteger": _conv,
     "Einsum": _einsum,
     "Gather": _gather,
 }

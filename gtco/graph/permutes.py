@@ -29,7 +29,11 @@ def compose(first: Axes, then: Axes) -> Axes:
 
 
 def moves_nothing(shape: Sequence[Dim], axes: Axes) -> bool:
-    """True if only axes of size 1 change places, so that the permutation is a reshape."""
+    """True if only axes of size 1 change places, or if there are no elements: the permutation is a
+    reshape.
+    """
+    if 0 in shape:
+        return True
     moved = [axis for axis in axes if shape[axis] != 1]
     return moved == sorted(moved)
 

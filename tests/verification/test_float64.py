@@ -128,11 +128,16 @@ def test_convolutions(attributes):
         "kernel_shape=[3,2], strides=[2,2], ceil_mode=1, pads=[1,0,1,1]",
         'kernel_shape=[2,3], strides=[2,3], auto_pad="SAME_LOWER"',
         "kernel_shape=[3,3], pads=[1,1,1,1]",
+        "kernel_shape=[12,11], strides=[4,2]",  # larger than the image
     ],
 )
-def test_pools(attributes):
-    model = parsed(f"""<ir_version: 8, opset_import: ["": 17]>
-        g (float[2,3,10,11] x) => (float[n,c,h,w] y, float[a,b,d,e] z, float[f,i,j,k] v) {{
+@pytest.mark.parametrize("opset", [18, 19])
+def test_pools(attributes, opset):
+    model = parsed(f"""<ir_version: 8, opset_import: ["": {opset}]>
+        g (float[2,3,10,11] x) => (
+            float[n,c,h,w] y, float[a,b,d,e] z, float[f,i,j,k] v, float[l,m,o,p] u
+        ) {{
+            u = LpPool<{attributes}, p=3>(x)
             y = MaxPool<{attributes}>(x)
             z = AveragePool<{attributes}, count_include_pad=1>(x)
             v = AveragePool<{attributes}>(x)

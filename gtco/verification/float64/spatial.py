@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from math import ceil, floor
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -117,20 +117,34 @@ class AveragePool(OpRun):
         kernel_shape=None, pads=None, strides=None,
     ):  # fmt: skip
         given = (ceil_mode, count_include_pad, dilations, kernel_shape, pads, strides)
-        return (averages(x, auto_pad, *given),)
+        return (averages(x, auto_pad, *given, opset=self.run_params["opsets"][""]),)
 
 
 def averages(
     x: Array, auto_pad: str, ceil_mode: int, count_include_pad: int, dilations: Any,
-    kernel_shape: Any, pads: Any, strides: Any,
+    kernel_shape: Any, pads: Any, strides: Any, opset: int = 19,
 ) -> Array:  # fmt: skip
-    """The mean of each window. Attributes that are None have ONNX's defaults."""
+    """The mean of each window. Attributes that are None have ONNX's defaults. Before opset 19,
+    ``count_include_pad`` also counts taps after the padding, except in ceil mode.
+    """
     given = (auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     total = sum(_pooled(x, *given, 0))
     ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
-    count = sum(_pooled(ones, *given, 0, fill_inside=1 if count_include_pad else 0))
+    after = 1 if count_include_pad and opset < 19 and not ceil_mode else 0
+    count = sum(_pooled(ones, *given, after, fill_inside=1 if count_include_pad else 0))
     mean: Array = np.asarray(total / count)
     return mean
+
+
+class LpPool(OpRun):
+    op_domain = ""
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape=None, p=2, pads=None,
+        strides=None,
+    ):  # fmt: skip
+        given = (auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+        return (sum(_pooled(np.abs(x) ** p, *given, 0)) ** (1 / p),)
 
 
 class GlobalAveragePool(OpRun):
@@ -201,7 +215,7 @@ def _pooled(
     counts, beyond = [], []
     for size, k, s, d, (a, b) in zip(x.shape[2:], kernel, strides, dilations, padding, strict=True):
         reach = size + a + b - (k - 1) * d - 1
-        count = (ceil(reach / s) if ceil_mode else floor(reach / s)) + 1
+        count = (ceil(reach / s) if ceil_mode else int(reach / s)) + 1  # towards 0, as ONNX rounds
         if ceil_mode and (count - 1) * s >= size + a:  # a window begins inside
             count -= 1
         counts.append(count)
@@ -214,5 +228,5 @@ def _pooled(
 
 
 SPATIAL: Sequence[type[OpRun]] = (
-    Conv, ConvTranspose, MaxPool, AveragePool, GlobalAveragePool, GlobalMaxPool,
+    Conv, ConvTranspose, MaxPool, AveragePool, LpPool, GlobalAveragePool, GlobalMaxPool,
 )  # fmt: skip
