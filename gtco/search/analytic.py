@@ -33,7 +33,7 @@ from gtco.tensor.workload import Stream, Workload
 T = TypeVar("T", float, np.ndarray)
 
 TILES_KEPT = 6  # micro-kernels that go on to the levels above
-USABLE = 0.75  # share of a cache that one working set may count on
+USABLE = 0.5  # share of a cache that one working set may count on, beside what streams through
 UNEVEN = 0.02  # threads end a step apart by this share of a task, since cores are never quite alike
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
 

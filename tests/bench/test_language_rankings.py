@@ -93,7 +93,7 @@ def test_a_toy_learns_an_order_by_heart(toy, tmp_path: Path):
     for row, slower in zip(total.numpy(), batch.slower.numpy(), strict=True):
         assert slower[row.argmax()] < 0.02
         near = slower < listwise.SLOPE
-        assert np.corrcoef(row[near], -slower[near])[0, 1] > 0.8
+        assert np.corrcoef(row[near], -slower[near])[0, 1] > 0.6
     assert illegal < 0.5
 
 

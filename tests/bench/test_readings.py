@@ -22,9 +22,10 @@ from gtco.tensor.intrinsics.table import every_micro_kernel
 
 # What is reached on each machine, rounded down: the geometric mean and the worst stage.
 FLOORS = {
-    "granite-rapids": (0.94, 0.85),
-    "emerald-rapids": (0.95, 0.76),
-    "zen-4": (0.94, 0.86),
+    "granite-rapids": (0.95, 0.85),
+    "emerald-rapids": (0.965, 0.87),
+    "zen-4": (0.95, 0.87),
+    "zen-5": (0.965, 0.89),
 }
 
 

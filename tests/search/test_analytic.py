@@ -48,8 +48,8 @@ def test_level_0_is_the_tables() -> None:
 
 
 def test_a_working_set_lies_in_the_first_level_that_holds_it() -> None:
-    """Eq. 1; a quarter of each cache is left to other data."""
-    sizes = {750: "L1", 751: "L2", 7_500: "L2", 75_000: "L3", 75_001: "DRAM"}
+    """Eq. 1; half of each cache is left to other data."""
+    sizes = {500: "L1", 501: "L2", 5_000: "L2", 50_000: "L3", 50_001: "DRAM"}
     assert {s: policy().source(Stream(1, s)).name for s in sizes} == sizes
     assert policy().source(Stream(1, 10, memory="DRAM")).name == "DRAM"
 
@@ -66,9 +66,9 @@ def test_each_core_keeps_its_share_in_its_own_cache() -> None:
     def level(nbytes: float, cores: int) -> str:
         return table.source(Stream(1, nbytes, cores=cores)).name
 
-    assert [level(12_000, n) for n in (1, 2, 4)] == ["L3", "L2", "L2"]
-    assert [level(2_800, n) for n in (1, 2, 4)] == ["L2", "L2", "L1"]
-    assert [level(24_000, n) for n in (1, 4)] == ["DRAM", "L2"] and level(60_000, 4) == "DRAM"
+    assert [level(8_000, n) for n in (1, 2, 4)] == ["L3", "L2", "L2"]
+    assert [level(1_900, n) for n in (1, 2, 4)] == ["L2", "L2", "L1"]
+    assert [level(16_000, n) for n in (1, 4)] == ["DRAM", "L2"] and level(40_000, 4) == "DRAM"
 
 
 def test_bytes_at_the_levels_bandwidth() -> None:
@@ -81,10 +81,10 @@ def test_bytes_at_the_levels_bandwidth() -> None:
 
 
 def test_a_cache_that_is_too_small_holds_a_part() -> None:
-    """Eq. 1, by shares: L1 holds 750 bytes of the working set, and L2 the rest."""
-    assert policy().transfer(Stream(50, 3_000), 1) == pytest.approx(50 * 0.75 / 50)
+    """Eq. 1, by shares: L1 holds 500 bytes of the working set, and L2 the rest."""
+    assert policy().transfer(Stream(50, 2_000), 1) == pytest.approx(50 * 0.75 / 50)
     shared = 50 * (0.045 / 50 + 0.45 / 20 + 0.5 * 3 / 10)
-    assert policy().transfer(Stream(50, 150_000), 3) == pytest.approx(shared)
+    assert policy().transfer(Stream(50, 100_000), 3) == pytest.approx(shared)
 
 
 def test_what_passes_between_cores() -> None:
@@ -104,7 +104,7 @@ def test_what_passes_between_cores() -> None:
     far = 4 * 10_000 / 100_000
     assert price(100_000, 3) == pytest.approx(400 * (far / 10 + (1 - far) * 3 / 8))
     assert price(20_000, 4) == pytest.approx(400 / 10), "all of it is in their own caches"
-    alone = 400 * 0.85 / 50
+    alone = 400 * 0.9 / 50
     assert price(5_000, 1, threads=1) == pytest.approx(alone)
     assert policy(4).transfer(Stream(400, 5_000), 4) == pytest.approx(alone)
 

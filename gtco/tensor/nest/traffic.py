@@ -43,8 +43,9 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     lines = height * LINE * spread(stride, LINE)
     lost = max(0.0, 1.0 - target.level("L1").capacity / lines)
     again = 1.0 + lost * (LINE / (item_a * tile.kind.step) - 1.0)
-    a_set = a_block + b_panel + (c_tile * held if kblocks > 1 else c_tile)
-    b_set = b_panel * (1 + 1 / held) + room * a_tile + c_tile  # with what is read of the next panel
+    # The next panel arrives while this one is used, and takes as much room.
+    a_set = a_block + 2 * b_panel + (c_tile * held if kblocks > 1 else c_tile)
+    b_set = 2 * b_panel + room * a_tile + c_tile
     partial = 2 * c_tile * (kblocks - 1) / kblocks  # it is loaded again, and stored
     micro = Layer(
         held,
@@ -78,9 +79,10 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
         () if direct else (Stream(item_a * rows * kc, a_block),),
         overlapped=ahead and direct and nest.a.stride == k and kblocks == 1,
     )
-    # A line is fetched before it is written. A prefetcher does so from the second line of a run.
-    run = stored_c * (columns if held > 1 else min(panels * columns, n))
-    fetched = Stream(task_c * min(1.0, LINE / run), whole_c, handed=True)
+    # A line is fetched before it is written, and the line that it replaces is written back. A
+    # prefetcher does so from the second line of a run, which is a row of a tile.
+    run = stored_c * columns
+    fetched = Stream(2 * task_c * min(1.0, LINE / run), whole_c, handed=True)
     task = Layer(1, (), (fetched, Stream(task_c, whole_c, handed=True)), shape.tasks)
     return micro, panel, block, task
 
