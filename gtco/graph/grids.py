@@ -10,6 +10,7 @@ reads the steps from the values at the end, so it does not depend on how they ca
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +21,11 @@ TOLERANCE = 2.0**-22
 _MOST = 127  # int8
 _FARTHEST = 255  # steps from a zero point
 _FIRST = 4  # columns that are looked at before all
-_FEW = 4  # rows that are looked at before all
+_FEW = 8  # rows that are looked at before all
+_AT_ONCE = 1 << 16  # weights: what is computed of them stays in the cache
+# Two different fractions of denominators up to 255 are 2**-16 apart or more. So of a number near
+# one, this many equal parts of 0 to 1 tell which.
+_PARTS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -41,17 +46,30 @@ def grid(weights: np.ndarray) -> Grid | None:
     few = weights[:, :_FIRST]  # weights of no grid are to cost nothing
     if not weights.size or (few.shape != weights.shape and grid(few) is None):
         return None
-    largest = np.take_along_axis(weights, np.abs(weights).argmax(axis=0)[None], axis=0)[0]
-    largest = largest.astype(np.float64)  # by magnitude, with its sign
+    steps = np.empty(weights.shape, np.int16)
+    scale = np.empty(weights.shape[1:], np.float32)
+    width = max(1, _AT_ONCE // len(weights))
+    for start in range(0, weights.shape[1], width):
+        columns = slice(start, start + width)
+        made = _grid(weights[:, columns])
+        if made is None:
+            return None
+        steps[:, columns], scale[columns] = made
+    return Grid(steps, scale)
+
+
+def _grid(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The steps and the scales of some columns."""
+    largest = np.maximum(weights.max(axis=0), -weights.min(axis=0)).astype(np.float64)
     if not np.isfinite(largest).all():  # a NaN or an infinity
         return None
     levels = _levels(weights, largest)
     if not levels.all():
         return None
-    made = _rounded(weights, np.where(largest == 0, 1.0, np.abs(largest) / levels))
+    steps, scale = _rounded(weights, np.where(largest == 0, 1.0, largest / levels))
     # not so for scales that float32 holds with fewer bits, near its least numbers
-    near = np.abs(made.steps * made.scale - weights) <= 2 * TOLERANCE * np.abs(weights)
-    return made if near.all() else None
+    near = np.abs(steps * scale - weights) <= 2 * TOLERANCE * np.abs(weights)
+    return (steps, scale) if near.all() else None
 
 
 def in_bits(found: Grid, bits: int) -> Grid | None:
@@ -76,39 +94,69 @@ def in_bits(found: Grid, bits: int) -> Grid | None:
 
 
 def _levels(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """How many steps the largest magnitude of each column is; 0 if its values are no whole
-    steps.
+    """How many steps the largest magnitude of each column is, as few as possible; 0 if its values
+    are no whole steps.
+
+    A value divided by the largest one is a fraction. The number of steps is the least common
+    multiple of all these fractions' denominators: mostly one of the first few is it already.
     """
-    found = np.where(largest == 0, 1, 0)
-    few = weights[:: max(1, len(weights) // _FEW)]
-    for level in (*range(1, 16), _MOST, _MOST + 1, *range(16, _MOST), *range(129, _FARTHEST + 1)):
-        left = np.flatnonzero(found == 0)
-        if not left.size:
-            break
-        near = left[_on_grid(few[:, left], np.abs(largest[left]) / level)]
-        if near.size:
-            near = near[_on_grid(weights[:, near], np.abs(largest[near]) / level)]
-            found[near] = level
+    found = _denominators(weights[:: max(1, len(weights) // _FEW)], largest)
+    levels = np.where(found.all(axis=0), found.max(axis=0), 0).astype(np.int64)
+    left = np.flatnonzero(levels)
+    left = left[~_on_grid(weights[:, left], largest[left], levels[left])]
+    if left.size:
+        found = _denominators(weights[:, left], largest[left])
+        whole = np.ones(len(left), np.int64)
+        for row in found:
+            whole = np.minimum(np.lcm(whole, row), _FARTHEST + 1)
+        whole[whole > _FARTHEST] = 0
+        levels[left] = 0
+        left, whole = left[whole > 0], whole[whole > 0]
+        levels[left] = np.where(_on_grid(weights[:, left], largest[left], whole), whole, 0)
+    return levels
+
+
+def _denominators(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
+    """For each weight divided by the largest of its column, the denominator of the fraction that it
+    is near; 0 if it is near none.
+    """
+    parts = np.where(largest == 0, 0.0, _PARTS / np.where(largest == 0, 1.0, largest))
+    found: np.ndarray = _fractions()[np.rint(np.abs(weights) * parts).astype(np.int32)]
     return found
 
 
-def _on_grid(weights: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """For each column, whether all its values are whole steps of its scale."""
-    exact = weights / scale
+@cache
+def _fractions() -> np.ndarray:
+    """The denominator of the fraction of up to 255 in or beside each part of 0 to 1; 0 if there is
+    none.
+    """
+    table = np.zeros(_PARTS + 2, np.uint8)
+    for below in range(_FARTHEST, 0, -1):  # the reduced fraction comes last
+        at = np.rint(np.arange(below + 1) * (_PARTS / below)).astype(int)
+        for beside in (-1, 0, 1):
+            table[at + beside] = below
+    return table
+
+
+def _on_grid(weights: np.ndarray, largest: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """For each column, whether all its values are whole steps, of which the largest has so many."""
+    exact: np.ndarray = weights / np.where(largest == 0, 1.0, largest / levels)
     steps = np.rint(exact)
     near: np.ndarray = (np.abs(exact - steps) <= TOLERANCE * np.abs(steps)).all(axis=0)
     return near
 
 
-def _rounded(weights: np.ndarray, scale: np.ndarray) -> Grid:
-    """The grid with scales of float32: of three neighbours the one that gives most values to the
+def _rounded(weights: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The steps, and scales of float32: of three neighbours the one that gives most values to the
     last bit.
     """
-    steps = np.rint(weights / scale).astype(np.int16)
+    steps = np.rint(weights / scale).astype(np.float32)
     near = scale.astype(np.float32)
     up, down = (np.nextafter(near, np.float32(to)) for to in (np.inf, -np.inf))
     best, most = near, (steps * near == weights).sum(axis=0)
     for other in (up, down):
+        if (most == len(weights)).all():
+            break
         same = (steps * other == weights).sum(axis=0)
         best, most = np.where(same > most, other, best), np.maximum(same, most)
-    return Grid(steps, best)
+    return steps, best

@@ -82,6 +82,21 @@ def test_steps_far_from_zero(least: int, most: int, bits: int, zero: bool) -> No
         assert in_bits(found, 4) is None
 
 
+@pytest.mark.parametrize("level", [90, 120, 128, 210, 255])
+@pytest.mark.parametrize("divisor", [2, 3, 5])
+def test_one_step_has_no_divisor_in_common_with_the_others(level: int, divisor: int) -> None:
+    """The number of steps does not follow from the values that are looked at first."""
+    rng = np.random.default_rng(level)
+    steps = rng.integers(-(level // divisor), level // divisor + 1, (400, 7)) * divisor
+    steps[0], steps[1:3] = level, 0
+    steps[211] = 1
+    weights = steps.astype(np.float32) * np.exp(rng.uniform(-20, 5, 7)).astype(np.float32)
+    found = grid(weights)
+    assert found is not None
+    np.testing.assert_array_equal(found.steps, steps)
+    np.testing.assert_array_equal(found.steps * found.scale, weights)
+
+
 def test_steps_too_far_apart() -> None:
     """Their grid is found, and 8 bits do not hold it."""
     weights = np.arange(-128, 129, dtype=np.float32)[:, None]
