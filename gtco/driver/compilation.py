@@ -290,9 +290,10 @@ class Compilation:
             graph = byte_weights(graph, base.predict, base.floor).check()
         if self.float16:
             graph = half_weights(graph, policy.predict, policy.floor).check()
+        graph.constants.settle()  # these have no narrower format
+        if self.shared is not None:  # the weights in their new formats
+            self.shared.unite(graph)
         if graph is not given:
-            if self.shared is not None:  # the weights in their new formats
-                self.shared.unite(graph)
             self.dump("4-precision.txt", graph.dump())
         return graph
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class Weights:
     constants of equal values share a place: a quantized model has many scales of its tensors.
     """
 
-    def __init__(self, constants: dict[str, np.ndarray]) -> None:
+    def __init__(self, constants: MutableMapping[str, np.ndarray]) -> None:
         self.constants = constants
         self.equal: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self.offsets: dict[tuple[str, Packing | None], int] = {}

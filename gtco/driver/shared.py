@@ -49,8 +49,10 @@ class Shared:
 
     def unite(self, graph: Graph) -> None:
         """Gives the graph's constants the arrays of other graphs where their contents are equal."""
-        for name, array in graph.constants.items():
-            if id(array) not in self._united:
+        for name in graph.constants:
+            if graph.constants.is_later(name):  # it has no array of its own
+                continue
+            if id(array := graph.constants[name]) not in self._united:
                 contents = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
                 key = str(array.dtype), array.shape, hashlib.sha256(contents).digest()
                 graph.constants[name] = one = self._arrays.setdefault(key, array)

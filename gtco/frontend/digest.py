@@ -12,6 +12,7 @@ import numpy
 
 from gtco.frontend.onnx import OnnxSource
 from gtco.frontend.pytorch import Exported
+from gtco.support import later
 
 # Operators of these namespaces mean the same in every process; a user's own may be other code.
 NAMESPACES = ("aten", "prim", "prims", "higher_order")
@@ -31,7 +32,7 @@ def _of_onnx(read: OnnxSource) -> str:
     digest = hashlib.sha256(read.skeleton.SerializeToString(deterministic=True))
     digest.update(read.identity.encode())
     for name, array in sorted(read.weights.items()):
-        _add(digest, name, array)
+        _add(digest, name, later.read(array))
     return digest.hexdigest()
 
 

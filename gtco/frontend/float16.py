@@ -24,6 +24,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.messages import inner_tensors, nodes, subgraphs
+from gtco.support.later import Later, cast
+
+Weights = Mapping[str, numpy.ndarray | Later]
 
 # Attributes that hold a type's number: of Cast, of operators that make tensors (EyeLike,
 # HannWindow, DequantizeLinear), of Attention's softmax.
@@ -32,11 +35,11 @@ _TYPES = frozenset("to dtype output_datatype output_dtype softmax_precision".spl
 
 def widen(
     model: onnx.ModelProto,
-    weights: Mapping[str, numpy.ndarray],
+    weights: Weights,
     narrow: int = TensorProto.FLOAT16,
-) -> tuple[onnx.ModelProto, Mapping[str, numpy.ndarray], bool]:
+) -> tuple[onnx.ModelProto, Weights, bool]:
     """The model and its weights with float32 in place of ``narrow``, one of ONNX's types, and
-    whether there was any of it.
+    whether there was any of it. Weights are widened when they are read.
 
     ``weights`` are values of inputs of the graph, by name. The model has no local functions.
     """
@@ -68,11 +71,15 @@ def widen(
     graph.node.extend(_cast(name, inside[name], TensorProto.FLOAT) for name in given)
     graph.node.extend(body)
     graph.node.extend(_cast(inside[name], name, narrow) for name in results)
-    return wide, {inside.get(n, n): _widened(array, narrow) for n, array in weights.items()}, True
+    floats = {
+        inside.get(n, n): cast(array, numpy.float32) if array.dtype == _numpy(narrow) else array
+        for n, array in weights.items()
+    }
+    return wide, floats, True
 
 
 def _any_narrow(
-    graph: onnx.GraphProto, weights: Mapping[str, numpy.ndarray], narrow: int
+    graph: onnx.GraphProto, weights: Weights, narrow: int
 ) -> bool:
     tensors = chain(graph.initializer, inner_tensors(graph))
     types = (a.i for n in nodes(graph) for a in n.attribute if a.name in _TYPES)

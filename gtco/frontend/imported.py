@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from gtco.support.later import Later
 from gtco.tensor.stage import TensorType
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class ImportedModel:
     module: tvm.IRModule
     inputs: Mapping[str, TensorType]
     outputs: tuple[str, ...]
-    weights: Mapping[str, numpy.ndarray]
+    weights: Mapping[str, numpy.ndarray | Later]
     parameters: Mapping[str, str]
     opset: int = 0
     producer: str = ""

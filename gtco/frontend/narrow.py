@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco.frontend.messages import inner_tensors, nodes, subgraphs
 from gtco.frontend.node_check import DTYPES, Node
 from gtco.support.errors import UnsupportedError
+from gtco.support.later import Later, cast
 
 # The type of 8 bits for each narrow one, and the least and the largest number of the narrow one.
 _NARROW: Mapping[int, tuple[int, int, int]] = {
@@ -32,7 +33,7 @@ _NARROW: Mapping[int, tuple[int, int, int]] = {
 _CLIP_OF_INTEGERS = 12  # the first opset in which Clip takes integers
 
 
-Weights = Mapping[str, numpy.ndarray]
+Weights = Mapping[str, numpy.ndarray | Later]
 
 
 def widen_integers(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelProto, Weights]:
@@ -59,7 +60,7 @@ def widen_integers(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.Model
         if value.name in weights and kind.elem_type in _NARROW:
             kind.elem_type = _NARROW[kind.elem_type][0]
             dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            found[value.name] = weights[value.name].astype(dtype)
+            found[value.name] = cast(weights[value.name], dtype)
     _widen_graph(wide.graph, opset, {})
     return wide, {**weights, **found}
 

@@ -37,12 +37,14 @@ from gtco.frontend.identity import identity
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.messages import check_functions, check_text, nodes
 from gtco.frontend.narrow import widen_integers
+from gtco.frontend.nbits import unpack_products
 from gtco.frontend.node_check import DTYPES, NUMBERS, Node, check_splits
 from gtco.frontend.scales import check_scales
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
 from gtco.frontend.weights import files_of, strip
 from gtco.support.errors import ModelError, UnsupportedError
+from gtco.support.later import Later
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
 _STANDARD = ("", "ai.onnx")
@@ -57,7 +59,7 @@ class OnnxSource:
     """
 
     skeleton: onnx.ModelProto
-    weights: Mapping[str, numpy.ndarray]
+    weights: Mapping[str, numpy.ndarray | Later]
     identity: str
     files: frozenset[Path] = frozenset()
 
@@ -130,7 +132,7 @@ def load_onnx(
 
 def import_skeleton(
     skeleton: onnx.ModelProto,
-    weights: Mapping[str, numpy.ndarray],
+    weights: Mapping[str, numpy.ndarray | Later],
     *,
     shapes: Shapes | None = None,
     simplify: bool = True,
@@ -150,7 +152,7 @@ def import_skeleton(
     infer_outputs(skeleton, sizes)
     _check(skeleton)
     notes = [said] if (said := quantized.note(skeleton)) else []
-    skeleton, weights = widen_integers(skeleton, weights)
+    skeleton, weights = widen_integers(*unpack_products(skeleton, weights))
     check_scales(skeleton, weights)
     widened, unsimplified = False, False
     given, bfloat16 = skeleton, False

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from gtco.frontend.messages import nodes, subgraphs
 from gtco.frontend.node_check import Node
 from gtco.support.errors import ModelError
+from gtco.support.later import Later, read
 
 # The positions of the scales among the inputs, by operator.
 _SCALES: Mapping[str, Sequence[int]] = {
@@ -33,7 +34,7 @@ _SCALES: Mapping[str, Sequence[int]] = {
 }
 
 
-def check_scales(model: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]) -> None:
+def check_scales(model: onnx.ModelProto, weights: Mapping[str, numpy.ndarray | Later]) -> None:
     """Raises :class:`ModelError`, which names the node, for a constant scale that is not a positive
     number. ``weights``: values of inputs of the graph, by name.
 
@@ -49,7 +50,7 @@ def check_scales(model: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]) -
         for place in _places(node):
             name = node.input[place] if place < len(node.input) else ""
             if name in known:
-                _check(node, name, known[name], blocks)
+                _check(node, name, read(known[name]), blocks)
 
 
 def _places(node: onnx.NodeProto) -> Sequence[int]:

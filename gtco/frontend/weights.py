@@ -3,7 +3,8 @@ it, or in the message.
 
 Large initializers are removed from the model before anything else reads it (``strip``). So onnxsim
 and TVM work on a skeleton of some kilobytes, models beyond protobuf's 2 GB are no special case, and
-each weight is in memory once. ``whole`` puts them back.
+each weight is in memory once. ``whole`` puts them back. Weights of less than a byte are unpacked
+when they are read (:mod:`gtco.support.later`).
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.messages import check_sizes, inner_tensors, is_repeated, nodes
+from gtco.frontend.nbits import packed_weights
 from gtco.support.errors import ModelError
+from gtco.support.later import Later
 
-# An initializer of this size (bytes) or more is a weight, if it is of floats or is dequantized. A
-# smaller one may be a shape or a table whose values an importer needs.
+# An initializer of this size (bytes) or more is a weight, if it is of floats, is dequantized or is
+# packed for products. A smaller one may be a shape or a table whose values an importer needs.
 LARGE = 1 << 15
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _STEPS = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
@@ -38,19 +42,20 @@ _PACKED = {
     **dict.fromkeys((TensorProto.INT4, TensorProto.UINT4), 2),
     **dict.fromkeys((TensorProto.INT2, TensorProto.UINT2), 4),
 }
+Weight: TypeAlias = numpy.ndarray | Later
 
 
 def strip(
     model: onnx.ModelProto, source: Path | None
-) -> tuple[onnx.ModelProto, dict[str, numpy.ndarray]]:
-    """``model`` without its large initializers of floats and of integers that are dequantized, and
-    their values by name. They become graph inputs.
+) -> tuple[onnx.ModelProto, dict[str, Weight]]:
+    """``model`` without its large initializers of floats, of integers that are dequantized and of
+    weights of MatMulNBits, and their values by name. They become graph inputs.
 
     ``source`` is the model's file; external data is beside it (None: the model came from memory).
     The given model is not changed. Raises ModelError, which names the file and the tensor, if data
     is missing or of the wrong size.
     """
-    weights: dict[str, numpy.ndarray] = {}
+    weights: dict[str, Weight] = {}
     skeleton = onnx.ModelProto()
     for descriptor, value in model.ListFields():
         if descriptor.name == "graph":
@@ -69,15 +74,17 @@ def strip(
     for tensor in inner_tensors(graph):
         check_sizes(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
-            array = numpy.array(read_tensor(tensor, source))
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+            inner = numpy.array(read_tensor(tensor, source))
+            tensor.CopyFrom(numpy_helper.from_array(inner, tensor.name))
     names = {tensor.name for tensor in given.initializer}
     graph.input.extend(value for value in given.input if value.name not in names)
-    dequantized = _dequantized(graph)
+    dequantized, packed = _dequantized(graph), packed_weights(graph)
     for tensor in given.initializer:
         array = read_tensor(tensor, source)
         weight = tensor.data_type in _FLOATS
         weight |= tensor.data_type in _STEPS and tensor.name in dequantized
+        if tensor.data_type == TensorProto.UINT8 and tensor.name in packed:
+            weight = packed[tensor.name].nbytes == array.size
         if weight and array.nbytes >= LARGE:
             weights[tensor.name] = array
             graph.input.append(
@@ -101,7 +108,7 @@ def _dequantized(graph: onnx.GraphProto) -> set[str]:
     return found - others
 
 
-def whole(skeleton: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]) -> onnx.ModelProto:
+def whole(skeleton: onnx.ModelProto, weights: Mapping[str, Weight]) -> onnx.ModelProto:
     """The model with its weights inside: what :func:`strip` took apart."""
     made = onnx.ModelProto()
     made.CopyFrom(skeleton)
@@ -112,19 +119,23 @@ def whole(skeleton: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]) -> on
     return made
 
 
-def files_of(weights: Mapping[str, numpy.ndarray]) -> frozenset[Path]:
+def files_of(weights: Mapping[str, Weight]) -> frozenset[Path]:
     """The files beside the model in which weights lie."""
     mapped = [value.filename for value in weights.values() if isinstance(value, numpy.memmap)]
     return frozenset(Path(name) for name in mapped if name is not None)
 
 
-def read_tensor(tensor: onnx.TensorProto, source: Path | None) -> numpy.ndarray:
+def read_tensor(tensor: onnx.TensorProto, source: Path | None) -> Weight:
     """The tensor's value; a memory map if it is in a file beside the model. Raises ModelError."""
     name = tensor.name or "(unnamed)"
     check_sizes(tensor)
     if tensor.data_location == TensorProto.EXTERNAL:
         return _read_external(tensor, source, name)
     try:
+        shape, packed = tuple(tensor.dims), _PACKED.get(tensor.data_type)
+        data = tensor.raw_data if packed else b""
+        if packed and len(data) == -(-math.prod(shape) // packed) >= LARGE // 8:
+            return _unpacked(tensor.data_type, shape, lambda: data)
         return numpy_helper.to_array(tensor)
     except Exception as error:
         raise ModelError(
@@ -132,7 +143,17 @@ def read_tensor(tensor: onnx.TensorProto, source: Path | None) -> numpy.ndarray:
         ) from error
 
 
-def _read_external(tensor: onnx.TensorProto, source: Path | None, name: str) -> numpy.ndarray:
+def _unpacked(kind: int, shape: tuple[int, ...], data: Callable[[], bytes]) -> Later:
+    """Integers of less than a byte, unpacked whenever they are read."""
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    return Later(
+        shape,
+        dtype,
+        lambda: numpy_helper.to_array(TensorProto(data_type=kind, dims=shape, raw_data=data())),
+    )
+
+
+def _read_external(tensor: onnx.TensorProto, source: Path | None, name: str) -> Weight:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if source is None:
@@ -166,9 +187,8 @@ def _read_external(tensor: onnx.TensorProto, source: Path | None, name: str) -> 
         return numpy.empty(shape, dtype)
     try:
         if packed:
-            data = numpy.memmap(path, numpy.uint8, "r", offset, (nbytes,)).tobytes()
-            inside = TensorProto(data_type=tensor.data_type, dims=shape, raw_data=data)
-            return numpy_helper.to_array(inside)
+            data = numpy.memmap(path, numpy.uint8, "r", offset, (nbytes,))
+            return _unpacked(tensor.data_type, shape, data.tobytes)
         return numpy.memmap(path, dtype, "r", offset, shape)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read initializer '{name}' from '{path}': {error}") from error

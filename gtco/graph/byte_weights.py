@@ -14,6 +14,7 @@ block. Blocks have scales of float16 if that holds them.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,18 +45,21 @@ def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
     found: dict[tuple[str, str], list[_Stored]] = {}
     stored = False
     with uncollected():  # as in the fusion search: the same policy prices here
-        for op in list(graph.operators.values()):
-            if not _multiplies(graph, op):
-                continue
-            source = op.inputs[1]
-            if (source, op.kind) not in found:
-                found[source, op.kind] = _stored(graph, op)
-            for twin in found[source, op.kind]:
+        products = [op for op in graph.operators.values() if _multiplies(graph, op)]
+        left = Counter((op.inputs[1], op.kind) for op in products)
+        for op in products:
+            key = (op.inputs[1], op.kind)
+            if key not in found:
+                found[key] = _stored(graph, op)
+            for twin in found[key]:
                 product = _product(graph, op, twin)
                 if prices.pays(op, (), product):
                     _put(graph, op, product, twin)
                     stored = True
                     break
+            left[key] -= 1
+            if not left[key]:  # memory has no use for the others
+                graph.drop_constants(x for twin in found.pop(key) for x in twin.constants)
     return graph.prune() if stored else given
 
 
@@ -70,6 +74,11 @@ class _Stored:
     scale: np.ndarray
     block: int = 0
     of_blocks: tuple[str, ...] = ()
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The names of all of its constants."""
+        return (self.steps, *self.of_blocks)
 
 
 def _product(graph: Graph, op: Operator, stored: _Stored) -> Operator:

@@ -15,8 +15,10 @@ from typing import Any
 import networkx
 import numpy
 
+from gtco.graph.constants import Constants
 from gtco.graph.infer import infer_type
 from gtco.support.errors import InputError, ShapeError
+from gtco.support.later import Later
 from gtco.tensor.operators import OPERATORS
 from gtco.tensor.reference import evaluate as evaluate_operator
 from gtco.tensor.stage import Operator, TensorType, make_attrs, make_stage
@@ -34,10 +36,11 @@ class Graph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     types: dict[str, TensorType]
-    constants: dict[str, numpy.ndarray] = field(default_factory=dict)
+    constants: Constants = field(default_factory=Constants)
     operators: dict[str, Operator] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.constants = Constants(self.constants)
         self._made_users: dict[str, dict[str, None]] | None = None
         self._counters: dict[str, int] = {}
         self._edits = 0
@@ -111,7 +114,7 @@ class Graph:
     def copy(self) -> Graph:
         """A graph that can be edited without changing this one; constants' arrays are shared."""
         twin = Graph(
-            self.inputs, self.outputs, dict(self.types), dict(self.constants), dict(self.operators)
+            self.inputs, self.outputs, dict(self.types), self.constants, dict(self.operators)
         )
         twin._counters = dict(self._counters)
         twin._edits, twin._pruned = self._edits, self._pruned
@@ -158,13 +161,24 @@ class Graph:
         made = type or infer_type(kind, [self.types[source] for source in sources], dict(frozen))
         return self.put(Operator(kind, sources, output or self.fresh(kind), made, frozen, name))
 
-    def add_constant(self, value: numpy.ndarray, hint: str = "constant") -> str:
+    def add_constant(self, value: numpy.ndarray | Later, hint: str = "constant") -> str:
         """Adds a constant with a fresh name."""
         name = self.fresh(hint)
-        array = numpy.asarray(value)
-        self.constants[name] = array
-        self.types[name] = TensorType(tuple(array.shape), str(array.dtype))
+        self.constants[name] = value if isinstance(value, Later) else numpy.asarray(value)
+        self.types[name] = self.constants.type(name)
         return name
+
+    def add_result(
+        self, kind: str, inputs: Iterable[str], type: TensorType | None = None, **attrs: Any
+    ) -> str:
+        """Adds the constant that an operator makes of constants, without adding the operator. Its
+        name is fresh, after the first input. Large cheap ones are computed when they are read.
+        """
+        sources, frozen = tuple(inputs), make_attrs(**attrs)
+        made = type or infer_type(kind, [self.types[source] for source in sources], dict(frozen))
+        return self.add_constant(
+            self.constants.result(Operator(kind, sources, "", made, frozen)), sources[0]
+        )
 
     def replace_uses(self, old: str, new: str) -> None:
         """Makes every reader of ``old`` read ``new``. If ``old`` is an output it stays, as
@@ -202,6 +216,12 @@ class Graph:
             ):
                 stack.extend(self.operators[tensor].inputs)
                 self.remove(tensor)
+
+    def drop_constants(self, names: Iterable[str]) -> None:
+        """Removes those of these constants that nobody reads."""
+        for name in names:
+            if not self._users.get(name):
+                del self.constants[name], self.types[name]
 
     def prune(self) -> Graph:
         """Drops operators and constants that no output needs, and sorts topologically. Returns the
@@ -260,8 +280,8 @@ class Graph:
         assert not set(self.inputs) & set(self.constants), "an input cannot be a constant"
         for name in known:
             assert name in self.types, f"{name} has no type"
-        for name, value in self.constants.items():
-            assert self.types[name] == TensorType(tuple(value.shape), str(value.dtype)), (
+        for name in self.constants:
+            assert self.types[name] == self.constants.type(name), (
                 f"constant {name} has a wrong type"
             )
         for output, op in self.operators.items():
@@ -347,8 +367,8 @@ class Graph:
     def _label(self, tensor: str) -> str:
         if tensor not in self.constants:
             return f"%{tensor}"
-        value = self.constants[tensor]
-        return f"{value.item():g}" if value.size == 1 else f"@{tensor}:{self.types[tensor]}"
+        known = self.types[tensor]
+        return f"{self.constants[tensor].item():g}" if known.size == 1 else f"@{tensor}:{known}"
 
 
 def _widen(value: numpy.ndarray, dtype: str | None) -> numpy.ndarray:

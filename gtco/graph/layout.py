@@ -22,6 +22,7 @@ is small.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -338,9 +339,10 @@ class _Pass:
         graph = self.graph
         key = (name, axes)
         if key not in self.folded or self.folded[key] not in graph.constants:
-            value = graph.constants[name]
-            value = value.reshape((1,) * (rank - value.ndim) + value.shape)
-            self.folded[key] = graph.add_constant(value.transpose(axes).copy(), name)
+            known = graph.types[name]
+            full = replace(known, shape=(1,) * (rank - len(known.shape)) + known.shape)
+            whole = name if full == known else graph.add_result("reshape", (name,), full)
+            self.folded[key] = graph.add_result("permute", (whole,), axes=axes)
         return self.folded[key]
 
     # -- sink --------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from gtco.frontend.messages import nodes as all_nodes
 from gtco.frontend.messages import subgraphs
 from gtco.frontend.onnx import OnnxSource
 from gtco.support.errors import ModelError, OptionError
+from gtco.support.later import Later, read
 
 Array = NDArray[Any]
 
@@ -117,7 +118,7 @@ class Constants:
     and Transpose make of them. No large one is copied.
     """
 
-    def __init__(self, graph: onnx.GraphProto, weights: Mapping[str, Array]) -> None:
+    def __init__(self, graph: onnx.GraphProto, weights: Mapping[str, Array | Later]) -> None:
         self._weights = weights
         self._given = {tensor.name: tensor for tensor in graph.initializer}
         self._made = {
@@ -144,7 +145,7 @@ class Constants:
 
     def _find(self, name: str) -> Array | None:
         if name in self._weights:
-            return self._weights[name]
+            return read(self._weights[name])
         if name in self._given:
             return numpy_helper.to_array(self._given[name])
         node = self._made.get(name)

@@ -20,6 +20,7 @@ from gtco.frontend.onnx import OnnxSource
 from gtco.frontend.weights import whole
 from gtco.runtime.publish import staging, write_error
 from gtco.support.errors import OptionError
+from gtco.support.later import Later, read
 from gtco.support.options import check_place
 
 MOST_BYTES = 1_000_000_000  # of weights that are in the model's own file
@@ -117,17 +118,18 @@ def _placed(source: OnnxSource, location: str) -> tuple[onnx.ModelProto, dict[st
     return skeleton, places
 
 
-def _stored(value: numpy.ndarray) -> int:
+def _stored(value: numpy.ndarray | Later) -> int:
     """The bytes of a weight in a file."""
     return -(-value.size // 2) if _packed(value) else value.nbytes
 
 
-def _packed(value: numpy.ndarray) -> bool:
+def _packed(value: numpy.ndarray | Later) -> bool:
     """True for integers of 4 bits, of which a byte in a file has two."""
     return value.dtype.name in ("int4", "uint4")
 
 
-def _write(file: IO[bytes], value: numpy.ndarray) -> None:
+def _write(file: IO[bytes], given: numpy.ndarray | Later) -> None:
+    value = read(given)
     if _packed(value):
         file.write(numpy_helper.from_array(value).raw_data)
         return

@@ -122,7 +122,8 @@ def test_weights_keep_their_values_and_names_that_are_taken_are_evaded() -> None
     (value,) = weights.values()
     assert value.dtype == np.float32
     np.testing.assert_array_equal(value, HALF)
-    w, y = ReferenceEvaluator(wide).run(None, {"x": HALF, **weights})
+    feeds = {name: np.asarray(array) for name, array in weights.items()}
+    w, y = ReferenceEvaluator(wide).run(None, {"x": HALF, **feeds})
     np.testing.assert_array_equal(w, HALF)
     assert y.dtype == np.float16
     np.testing.assert_array_equal(y[2:], (HALF + HALF)[2:])

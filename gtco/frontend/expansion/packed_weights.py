@@ -3,7 +3,8 @@
     MatMulNBits(a, B, scales, zeros)  ->  MatMul(a, transpose((unpack(B) - zeros) * scales))
     GatherBlockQuantized(B, ids, scales, zeros)  ->  Gather((unpack(B) - zeros) * scales, ids)
 
-The weights are unpacked here. Later they become a constant of a's type.
+Small weights are unpacked here, large ones when they are read (:mod:`gtco.frontend.nbits`). Later
+they become a constant of a's type.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ from gtco.frontend.expansion.control_flow import attributes
 from gtco.frontend.expansion.quantized import inputs
 from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.expansion.writer import Writer
+from gtco.frontend.nbits import BITS, LEAST_BLOCK, UNPACKED, split
 from gtco.frontend.node_check import DTYPES
-
-_BITS = (2, 4, 8)
-_LEAST_BLOCK = 16
 
 
 def matmul_nbits(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
@@ -30,14 +29,14 @@ def matmul_nbits(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     a, packed, scales, zeros, order, bias = inputs(node, 6, (3, 4, 5))
     k, n, block = (int(attrs.get(name, 0)) for name in ("K", "N", "block_size"))
     bits = int(attrs.get("bits", 4))
-    if bits not in _BITS:
+    if bits not in BITS:
         raise Unsuitable(
-            f"its weights have {bits} bits, and gtco reads {', '.join(map(str, _BITS))}"
+            f"its weights have {bits} bits, and gtco reads {', '.join(map(str, BITS))}"
         )
-    if block < _LEAST_BLOCK or block & (block - 1) or min(k, n) < 1:
+    if block < LEAST_BLOCK or block & (block - 1) or min(k, n) < 1:
         raise Unsuitable(
             f"its K, N and block_size are {k}, {n} and {block}: the first two have to be positive, "
-            f"and the block a power of two of {_LEAST_BLOCK} or more"
+            f"and the block a power of two of {LEAST_BLOCK} or more"
         )
     if order:
         raise Unsuitable(
@@ -54,8 +53,11 @@ def matmul_nbits(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
         )
     blocks = -(-k // block)
     dtype = w.dtype(a)
-    steps = _unpacked(w, packed, (n, blocks, block), bits)
-    values = w.cast(w.constant(steps, TensorProto.UINT8, "weights"), dtype)
+    steps = packed
+    if not attrs.get(UNPACKED, 0):
+        small = _unpacked(w, packed, (n, blocks, block), bits)
+        steps = w.constant(small, TensorProto.UINT8, "weights")
+    values = w.cast(steps, dtype)
     weight = w.add("Sub", values, _zeros(w, zeros, (n, blocks), bits, dtype))
     if prod(w.shape(scales)) != n * blocks or w.dtype(scales) != dtype:
         raise Unsuitable(
@@ -82,9 +84,9 @@ def gather_block_quantized(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     along, axis = (
         int(attrs.get(name, n)) % rank for name, n in (("quantize_axis", 1), ("gather_axis", 0))
     )
-    if table.dtype not in (numpy.int8, numpy.uint8) or bits not in _BITS:
+    if table.dtype not in (numpy.int8, numpy.uint8) or bits not in BITS:
         raise Unsuitable(f"its table is {table.dtype} of {bits} bits: it may be int4, uint4, uint8")
-    if block < _LEAST_BLOCK or block & (block - 1):
+    if block < LEAST_BLOCK or block & (block - 1):
         raise Unsuitable(f"its block_size is {block}, and has to be a power of two of 16 or more")
 
     def fits(*last: int) -> bool:
@@ -102,8 +104,8 @@ def gather_block_quantized(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     middle = 2 ** (bits - 1) if table.dtype == numpy.uint8 and (packed or bits == 8) else 0
     zero = numpy.asarray(middle) if not zeros else w.array(zeros)
     if several > 1 and packed:
-        table = _split(table, bits)
-        zero = _split(zero, bits)[..., : factor.shape[-1]] if zeros else zero
+        table = split(table, bits)
+        zero = split(zero, bits)[..., : factor.shape[-1]] if zeros else zero
     if zero.shape not in ((), factor.shape):
         raise Unsuitable(f"its zero points '{zeros}' have the shape {list(zero.shape)}")
     factor, zero = (
@@ -126,14 +128,7 @@ def _unpacked(w: Writer, packed: str, shape: tuple[int, int, int], bits: int) ->
             f"its weights '{packed}' are {array.dtype}{list(array.shape)}, and have to be "
             f"uint8[{n}, {blocks}, {size}]"
         )
-    return _split(array.reshape(n, blocks, size), bits)
-
-
-def _split(array: numpy.ndarray, bits: int) -> numpy.ndarray:
-    """The numbers in each byte, side by side along the last axis."""
-    shifts = numpy.arange(0, 8, bits, dtype=numpy.uint8)
-    parts = (array[..., None] >> shifts) & numpy.uint8(2**bits - 1)
-    return parts.reshape(*array.shape[:-1], -1)
+    return split(array.reshape(n, blocks, size), bits)
 
 
 def _zeros(w: Writer, zeros: str, shape: tuple[int, int], bits: int, dtype: int) -> str:
@@ -155,5 +150,5 @@ def _zeros(w: Writer, zeros: str, shape: tuple[int, int], bits: int, dtype: int)
             f"its zero points '{zeros}' are {array.dtype}{list(array.shape)}, and have to be "
             f"uint8[{n}, {row}]"
         )
-    unpacked = _split(array.reshape(n, row), bits)[:, :blocks]
+    unpacked = split(array.reshape(n, row), bits)[:, :blocks]
     return w.constant(unpacked[..., None], dtype, "zero_points")

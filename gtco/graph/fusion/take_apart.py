@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 
+from gtco.graph.constants import Constants
 from gtco.graph.graph import Graph
 from gtco.graph.infer import broadcast_shapes
 from gtco.graph.rewrites.apply import apply_rule
@@ -37,7 +38,7 @@ def kinds_of_attention(graph: Graph) -> list[tuple[Graph, tuple[str, ...]]]:
 
 
 def _alone(graph: Graph, op: Operator) -> Graph:
-    constants = {i: graph.constants[i] for i in op.inputs if graph.is_constant(i)}
+    constants = Constants({i: graph.constants[i] for i in op.inputs if graph.is_constant(i)})
     inputs = dict.fromkeys(i for i in op.inputs if i not in constants)
     types = {tensor: graph.types[tensor] for tensor in (*op.inputs, op.output)}
     return Graph(tuple(inputs), (op.output,), types, constants, {op.output: op})

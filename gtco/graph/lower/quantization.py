@@ -62,11 +62,10 @@ def _along(lowering: Lowering, parameter: str, call: relax.Call, made: TensorTyp
 
 def _cast(lowering: Lowering, tensor: str, dtype: str) -> str:
     known = lowering.type(tensor)
-    value = lowering.array(tensor)
     if known.dtype == dtype:
         return tensor
     # large weights stay in 8 bits until a rewrite makes something of them
-    if value is not None and value.size <= _SMALL:
+    if known.size <= _SMALL and (value := lowering.array(tensor)) is not None:
         return lowering.constant(value, dtype)
     return lowering.emit("cast", (tensor,), TensorType(known.shape, dtype))
 

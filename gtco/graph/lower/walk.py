@@ -16,6 +16,7 @@ from tvm import relax
 from gtco.graph.graph import Graph
 from gtco.graph.lower.operators import RULES, Lowering, NoRule
 from gtco.support.errors import ShapeError, UnsupportedError, guarded
+from gtco.support.later import Later
 from gtco.tensor.stage import TensorType
 
 
@@ -29,7 +30,7 @@ class Imported(Protocol):
     @property
     def outputs(self) -> tuple[str, ...]: ...
     @property
-    def weights(self) -> Mapping[str, numpy.ndarray]: ...
+    def weights(self) -> Mapping[str, numpy.ndarray | Later]: ...
     @property
     def parameters(self) -> Mapping[str, str]: ...
     @property

@@ -11,6 +11,7 @@ a common width, and a product of their sum follows directly.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy
 
@@ -26,24 +27,35 @@ def compose_products(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Product:
-    """A product by constants: ``op``, the axis of its channels, and its weights [k, n]."""
+    """A product by constants: ``op``, the axis of its channels, and the sizes [k, n] of its
+    weights.
+    """
 
     op: Operator
     axis: int
-    weight: numpy.ndarray
+    sizes: tuple[int, int]
+
+    def weight(self, graph: Graph) -> numpy.ndarray:
+        """The weights [k, n]."""
+        given = graph.constants[self.op.inputs[1]]
+        return given if self.op.kind == "matmul" else given.reshape(len(given), -1).T
 
 
 def _product(graph: Graph, op: Operator) -> _Product | None:
     if not graph.is_constant(op.inputs[1]):
         return None
-    weight = graph.constants[op.inputs[1]]
-    if weight.dtype.kind != "f":
+    known = graph.types[op.inputs[1]]
+    if known.dtype not in ("float16", "float32", "float64"):
         return None
     if op.kind == "matmul":
-        return _Product(op, len(op.type.shape) - 1, weight) if weight.ndim == 2 else None
+        if len(known.sizes) != 2:
+            return None
+        k, n = known.sizes
+        return _Product(op, len(op.type.shape) - 1, (k, n))
     if op["groups"] != 1:
         return None
-    return _Product(op, 1 if op["layout"] == "NCHW" else 3, weight.reshape(len(weight), -1).T)
+    outputs, *window = known.sizes
+    return _Product(op, 1 if op["layout"] == "NCHW" else 3, (prod(window), outputs))
 
 
 def _rule(graph: Graph, op: Operator) -> str | None:
@@ -71,7 +83,7 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     first = _product(graph, maker) if maker and maker.kind in ("matmul", "conv2d") else None
     if first is None or first.axis != (len(first.op.type.shape) - 1 if last else second.axis):
         return None
-    (k, h), n = first.weight.shape, second.weight.shape[1]
+    (k, h), n = first.sizes, second.sizes[1]
     return _composed(graph, first, second, between, bias) if k * n < k * h + h * n else None
 
 
@@ -88,10 +100,11 @@ def _composed(
     bias: numpy.ndarray | None,
 ) -> str:
     """The single product, followed by the operators that were between the two."""
-    op, behind = first.op, second.weight.astype(numpy.float64)
+    op, behind = first.op, second.weight(graph).astype(numpy.float64)
     # In double precision, so that composing costs one rounding.
-    dtype = first.weight.dtype
-    weight = (first.weight.astype(numpy.float64) @ behind).astype(dtype)
+    weight = first.weight(graph)
+    dtype = weight.dtype
+    weight = (weight.astype(numpy.float64) @ behind).astype(dtype)
     if op.kind == "conv2d":
         taps = graph.constants[op.inputs[1]].shape[1:]
         weight = numpy.ascontiguousarray(weight.T).reshape(-1, *taps)
@@ -104,6 +117,6 @@ def _composed(
             moved = graph.add_constant(vector.reshape(-1, *spread), "bias")
             y = graph.add("add", (y, moved), name=step.name)
         else:
-            made = TensorType((*step.type.shape[:-1], second.weight.shape[1]), step.type.dtype)
+            made = TensorType((*step.type.shape[:-1], second.sizes[1]), step.type.dtype)
             y = graph.add("reshape", (y,), made, name=step.name)
     return y

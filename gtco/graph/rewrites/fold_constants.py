@@ -13,7 +13,6 @@ from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule
 from gtco.tensor.elementwise import BROADCASTING
 from gtco.tensor.operators import OPERATORS
-from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType
 
 # A result may have so many more bytes than its inputs, or so many times as many: int8 weights
@@ -47,14 +46,15 @@ def _fold(made: set[str], graph: Graph, op: Operator) -> str | None:
     """
     if op.output in graph.outputs or not all(graph.is_constant(source) for source in op.inputs):
         return None
-    arrays = [graph.constants[source] for source in op.inputs]
-    given = sum(a.nbytes for a in arrays)
+    given = sum(graph.constants.nbytes(source) for source in op.inputs)
     if op.kind not in _VIEWS and op.type.nbytes > max(given + _GROWTH, given * _WIDER):
         return None
-    if op.kind in _DIVISIONS and arrays[1].dtype.kind in "iu" and not arrays[1].all():
-        return None
+    if op.kind in _DIVISIONS:
+        divisor = graph.constants[op.inputs[1]]
+        if divisor.dtype.kind in "iu" and not divisor.all():
+            return None
     try:
-        value = evaluate(op, *arrays)
+        value = graph.constants.result(op)
     except Exception as error:
         # Integer arithmetic without a value (a negative power), or an operator that TVM cannot run.
         if op.kind == "relax" or isinstance(error, ArithmeticError | ValueError):
@@ -74,8 +74,10 @@ def _narrow(graph: Graph, op: Operator) -> str | None:
     """
     inputs = list(op.inputs)
     for index, source in enumerate(inputs):
-        value = graph.constants.get(source)
-        if value is None or value.size <= 1 or 0 not in value.strides:
+        if not graph.is_constant(source) or graph.constants.is_later(source):
+            continue  # a broadcast is never left for later
+        value = graph.constants[source]
+        if value.size <= 1 or 0 not in value.strides:
             continue
         narrow = value[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.strides)]
         if narrow.shape == value.shape:
@@ -93,7 +95,8 @@ def _narrow(graph: Graph, op: Operator) -> str | None:
 def _intern(graph: Graph) -> Graph:
     graph = graph.copy()
     known: dict[tuple[TensorType, bytes], str] = {}
-    for name, value in list(graph.constants.items()):
-        if value.nbytes <= _INTERN_BYTES:
-            graph.replace_uses(name, known.setdefault((graph.types[name], value.tobytes()), name))
+    for name in list(graph.constants):
+        if graph.constants.nbytes(name) <= _INTERN_BYTES:
+            key = graph.types[name], graph.constants[name].tobytes()
+            graph.replace_uses(name, known.setdefault(key, name))
     return graph.prune()

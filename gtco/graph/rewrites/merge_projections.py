@@ -75,10 +75,10 @@ def _projection(graph: Graph, tensor: str) -> _Projection | None:
 
 
 def _merge(graph: Graph, x: str, group: list[_Projection]) -> None:
-    weights = [graph.constants[p.product.inputs[1]] for p in group]
-    if len({w.dtype for w in weights}) > 1:
+    weights = [p.product.inputs[1] for p in group]
+    if len({graph.types[w].dtype for w in weights}) > 1:
         return
-    weight = graph.add_constant(numpy.concatenate(weights, axis=1), group[0].product.inputs[1])
+    weight = graph.add_result("concat", weights, axis=1)
     y = graph.add("matmul", (x, weight), name=group[0].product.name)
     if group[0].bias is not None:
         bias = numpy.concatenate([p.bias for p in group if p.bias is not None])

@@ -9,6 +9,7 @@ This serves models that come with q, k and v merged and read only the class toke
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy
@@ -26,7 +27,7 @@ def split_projections(graph: Graph) -> Graph:
 
 def _rule(graph: Graph, op: Operator) -> str | None:
     x, known = op.inputs
-    if not graph.is_constant(known) or graph.constants[known].ndim != 2:
+    if not graph.is_constant(known) or len(graph.types[known].shape) != 2:
         return None
     y, bias = op, numpy.zeros(0)
     add = graph.only_user(op.output)
@@ -45,8 +46,12 @@ def _rule(graph: Graph, op: Operator) -> str | None:
         columns = slice(first, first + int(one.type.shape[-1]))
         rows = [*zip(one["begin"], one["strides"], one.type.shape, strict=True)]
         rows[-1] = (0, 1, graph.types[x].shape[-1])
-        weight = graph.add_constant(
-            numpy.ascontiguousarray(graph.constants[known][:, columns]), known
+        weight = graph.add_result(
+            "slice",
+            (known,),
+            replace(graph.types[known], shape=(graph.types[known].shape[0], one.type.shape[-1])),
+            begin=[0, first],
+            strides=[1, 1],
         )
         new = graph.add("matmul", (part(graph, x, rows), weight), name=op.name)
         if y is not op:

@@ -1,0 +1,106 @@
+"""The packed weights of MatMulNBits, outside the message as other large weights are.
+
+    before: y = MatMulNBits(a, B {uint8 [n, blocks, bytes]}, scales, ...)
+    after:  y = MatMulNBits(a, B' {uint8 [n, blocks, block]}, scales, ...) {unpacked=1}
+
+B' is unpacked when it is read. :mod:`gtco.frontend.expansion.packed_weights` writes the node out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy
+import onnx
+from onnx import TensorProto, helper
+
+from gtco.frontend.messages import nodes
+from gtco.support.later import Later, read
+
+BITS = (2, 4, 8)
+LEAST_BLOCK = 16
+UNPACKED = "unpacked"  # the attribute of a node whose weights are a number in each byte
+
+Weights = Mapping[str, numpy.ndarray | Later]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The sizes of packed weights: [n, blocks, block] numbers of so many bits."""
+
+    n: int
+    blocks: int
+    block: int
+    bits: int
+
+    @staticmethod
+    def of(node: onnx.NodeProto) -> Packed | None:
+        """Those that a MatMulNBits has by its attributes; None if these are no sizes."""
+        given = {a.name: a.i for a in node.attribute}
+        k, n, block = (given.get(name, 0) for name in ("K", "N", "block_size"))
+        bits = given.get("bits", 4)
+        if bits not in BITS or block < LEAST_BLOCK or block & (block - 1) or min(k, n) < 1:
+            return None
+        return Packed(n, -(-k // block), block, bits)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.n, self.blocks, self.block
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.bits // 8
+
+
+def packed_weights(graph: onnx.GraphProto) -> dict[str, Packed]:
+    """The tensors that are nothing but packed weights, all of one size."""
+    found: dict[str, Packed] = {}
+    others = {value.name for value in graph.output}
+    for node in nodes(graph):
+        packed = Packed.of(node) if node.op_type == "MatMulNBits" and len(node.input) > 1 else None
+        name = node.input[1] if packed else ""
+        others.update(x for i, x in enumerate(node.input) if not packed or i != 1)
+        if packed and found.setdefault(name, packed) != packed:
+            others.add(name)
+    return {name: packed for name, packed in found.items() if name not in others}
+
+
+def unpack_products(
+    model: onnx.ModelProto, weights: Weights
+) -> tuple[onnx.ModelProto, Weights]:
+    """The model and its weights, which are inputs of it, with the packed ones unpacked when they
+    are read; the same ones if there are none.
+    """
+    packed = {n: p for n, p in packed_weights(model.graph).items() if n in weights}
+    if not packed:
+        return model, weights
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for value in made.graph.input:
+        if value.name in packed:
+            kind = helper.make_tensor_type_proto(TensorProto.UINT8, packed[value.name].shape)
+            value.type.CopyFrom(kind)
+    for node in nodes(made.graph):
+        if node.op_type == "MatMulNBits" and len(node.input) > 1 and node.input[1] in packed:
+            node.attribute.append(helper.make_attribute(UNPACKED, 1))
+    later = {
+        name: Later(p.shape, numpy.dtype(numpy.uint8), partial(_unpacked, weights[name], p))
+        for name, p in packed.items()
+    }
+    return made, {**weights, **later}
+
+
+def _unpacked(packed: numpy.ndarray | Later, sizes: Packed) -> numpy.ndarray:
+    return split(read(packed), sizes.bits).reshape(sizes.shape)
+
+
+def split(array: numpy.ndarray, bits: int) -> numpy.ndarray:
+    """The numbers of so many bits in each byte, side by side along the last axis. The first is in
+    the lowest bits.
+    """
+    shifts = numpy.arange(0, 8, bits, dtype=numpy.uint8)
+    parts = (array[..., None] >> shifts) & numpy.uint8(2**bits - 1)
+    return parts.reshape(*array.shape[:-1], -1)
