@@ -9,6 +9,7 @@ reads the steps from the values at the end, so it does not depend on how they ca
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,7 +23,10 @@ _MOST = 127  # int8
 _FARTHEST = 255  # steps from a zero point
 _FIRST = 4  # columns that are looked at before all
 _FEW = 8  # rows that are looked at before all
-_AT_ONCE = 1 << 16  # weights: what is computed of them stays in the cache
+# Weights that are taken at once, so that what is computed of them stays in the cache, and the
+# columns of these.
+_AT_ONCE = 1 << 16
+_WIDTH = 256
 # Two different fractions of denominators up to 255 are 2**-16 apart or more. So of a number near
 # one, this many equal parts of 0 to 1 tell which.
 _PARTS = 1 << 18
@@ -48,28 +52,25 @@ def grid(weights: np.ndarray) -> Grid | None:
         return None
     steps = np.empty(weights.shape, np.int16)
     scale = np.empty(weights.shape[1:], np.float32)
-    width = max(1, _AT_ONCE // len(weights))
+    width = max(_WIDTH, _AT_ONCE // len(weights))
     for start in range(0, weights.shape[1], width):
         columns = slice(start, start + width)
-        made = _grid(weights[:, columns])
-        if made is None:
+        found = _scales(np.ascontiguousarray(weights[:, columns]), steps[:, columns])
+        if found is None:
             return None
-        steps[:, columns], scale[columns] = made
+        scale[columns] = found
     return Grid(steps, scale)
 
 
-def _grid(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """The steps and the scales of some columns."""
+def _scales(weights: np.ndarray, steps: np.ndarray) -> np.ndarray | None:
+    """The scales of some columns; writes their steps."""
     largest = np.maximum(weights.max(axis=0), -weights.min(axis=0)).astype(np.float64)
     if not np.isfinite(largest).all():  # a NaN or an infinity
         return None
     levels = _levels(weights, largest)
     if not levels.all():
         return None
-    steps, scale = _rounded(weights, np.where(largest == 0, 1.0, largest / levels))
-    # not so for scales that float32 holds with fewer bits, near its least numbers
-    near = np.abs(steps * scale - weights) <= 2 * TOLERANCE * np.abs(weights)
-    return (steps, scale) if near.all() else None
+    return _rounded(weights, np.where(largest == 0, 1.0, largest / levels), steps)
 
 
 def in_bits(found: Grid, bits: int) -> Grid | None:
@@ -81,15 +82,18 @@ def in_bits(found: Grid, bits: int) -> Grid | None:
     low, high = steps.min(axis=0), steps.max(axis=0)
     # 128 steps are -128 with the opposite scale, as ONNX Runtime's quantizer makes them
     turned = (high == most + 1) & (low >= -most)
-    steps, scale = np.where(turned, -steps, steps), np.where(turned, -scale, scale)
     low, high = np.where(turned, -high, low), np.where(turned, -low, high)
+    zero = None
+    if (low < -most - 1).any() or (high > most).any():
+        low = np.minimum(low, 120 if bits == 4 else 0)  # so that int8 holds the zero point
+        zero = -most - 1 - low  # the least step becomes the least number
+        if (high + zero > most).any() or (zero > _MOST).any():
+            return None
+    if turned.any():
+        steps, scale = np.where(turned, -steps, steps), np.where(turned, -scale, scale)
     dtype = np.dtype(np.int8 if bits == 8 else ml_dtypes.int4)
-    if (low >= -most - 1).all() and (high <= most).all():
+    if zero is None:
         return Grid(steps.astype(dtype), scale)
-    low = np.minimum(low, 120 if bits == 4 else 0)  # so that int8 holds the zero point
-    zero = -most - 1 - low  # the least step becomes the least number
-    if (high + zero > most).any() or (zero > _MOST).any():
-        return None
     return Grid((steps + zero).astype(dtype), scale, zero.astype(np.int8))
 
 
@@ -140,23 +144,41 @@ def _fractions() -> np.ndarray:
 
 def _on_grid(weights: np.ndarray, largest: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """For each column, whether all its values are whole steps, of which the largest has so many."""
-    exact: np.ndarray = weights / np.where(largest == 0, 1.0, largest / levels)
-    steps = np.rint(exact)
-    near: np.ndarray = (np.abs(exact - steps) <= TOLERANCE * np.abs(steps)).all(axis=0)
+    near = np.ones(len(levels), bool)
+    scale = np.where(largest == 0, 1.0, largest / levels)
+    for rows in _parts(weights):
+        exact: np.ndarray = weights[rows] / scale
+        steps = np.rint(exact)
+        near &= (np.abs(exact - steps) <= TOLERANCE * np.abs(steps)).all(axis=0)
     return near
 
 
-def _rounded(weights: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The steps, and scales of float32: of three neighbours the one that gives most values to the
-    last bit.
+def _rounded(weights: np.ndarray, scale: np.ndarray, steps: np.ndarray) -> np.ndarray | None:
+    """Scales of float32: of three neighbours the one that gives most values to the last bit. Writes
+    the steps. None if some value is far from its step times the scale.
     """
-    steps = np.rint(weights / scale).astype(np.float32)
     near = scale.astype(np.float32)
     up, down = (np.nextafter(near, np.float32(to)) for to in (np.inf, -np.inf))
-    best, most = near, (steps * near == weights).sum(axis=0)
-    for other in (up, down):
-        if (most == len(weights)).all():
-            break
-        same = (steps * other == weights).sum(axis=0)
-        best, most = np.where(same > most, other, best), np.maximum(same, most)
-    return steps, best
+    same = np.zeros((3, len(scale)), np.int64)
+    for rows in _parts(weights):
+        part = weights[rows]
+        whole = np.rint(part / scale).astype(np.float32)
+        steps[rows] = whole
+        for count, one in zip(same, (near, up, down), strict=True):
+            count += (whole * one == part).sum(axis=0)
+    best = np.choose(same.argmax(axis=0), (near, up, down))
+    if (same.max(axis=0) == len(weights)).all():
+        return best
+    # not near for scales that float32 holds with fewer bits, near its least numbers
+    for rows in _parts(weights):
+        part = weights[rows]
+        if not (np.abs(steps[rows] * best - part) <= 2 * TOLERANCE * np.abs(part)).all():
+            return None
+    return best
+
+
+def _parts(weights: np.ndarray) -> Iterator[slice]:
+    """Neighbouring rows, as many as are taken at once."""
+    count = max(1, _AT_ONCE // max(1, weights.shape[1]))
+    for start in range(0, len(weights), count):
+        yield slice(start, start + count)
