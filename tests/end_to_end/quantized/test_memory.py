@@ -1,0 +1,96 @@
+"""How much memory the compile of a file with weights of 8 and 4 bits takes."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import gtco
+from tests.end_to_end.nodes.runner import InProcess
+from tests.end_to_end.quantized.test_weights_only import TARGET
+
+SIDE, LAYERS, BLOCK = 1024, 16, 32
+
+
+@pytest.fixture(autouse=True)
+def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles in this process, which already has TVM."""
+    monkeypatch.setattr("gtco.compiler.Workers", InProcess)
+
+
+def stack(kind: str, layers: int, folder: Path) -> Path:
+    """Products one after the other, with their weights beside the file: ``channels`` and ``blocks``
+    are dequantized from int8 and int4, ``packed`` are MatMulNBits of 4 bits, ``half`` is float16.
+    """
+    rng = np.random.default_rng(7)
+    nodes, weights, x = [], [], "x"
+
+    def add(op: str, inputs: list[str], output: str, **attrs: Any) -> None:
+        nodes.append(helper.make_node(op, inputs, [output], **attrs))
+
+    for n in range(layers):
+        q, s, w, y = f"q{n}", f"s{n}", f"w{n}", f"y{n}"
+        count = SIDE if kind == "channels" else SIDE * SIDE // BLOCK
+        scales = rng.uniform(1e-3, 1e-2, count).astype(np.float16).astype(np.float32)
+        match kind:
+            case "half":
+                floats = rng.standard_normal((SIDE, SIDE), np.float32).astype(np.float16)
+                tensor = numpy_helper.from_array(floats, w)
+            case "channels":
+                steps = rng.integers(-127, 128, (SIDE, SIDE), np.int8)
+                tensor = numpy_helper.from_array(steps, q)
+                add("DequantizeLinear", [q, s], w, axis=1)
+            case "blocks":
+                tensor = TensorProto(name=q, data_type=TensorProto.INT4)
+                tensor.raw_data = rng.bytes(SIDE * SIDE // 2)
+                tensor.dims.extend((SIDE, SIDE))
+                scales = scales.reshape(SIDE // BLOCK, SIDE)
+                add("DequantizeLinear", [q, s], w, axis=0, block_size=BLOCK)
+            case "packed":
+                steps = rng.integers(0, 256, (SIDE, SIDE // BLOCK, BLOCK // 2), np.uint8)
+                tensor = numpy_helper.from_array(steps, q)
+                sizes = {"K": SIDE, "N": SIDE, "bits": 4, "block_size": BLOCK}
+                add("MatMulNBits", [x, q, s], f"m{n}", domain="com.microsoft", **sizes)
+        weights += [tensor] if kind == "half" else [tensor, numpy_helper.from_array(scales, s)]
+        if kind != "packed":
+            add("MatMul", [x, w], f"m{n}")
+        add("Relu", [f"m{n}"], y)  # without it, two products would become one
+        x = y
+    dtype = TensorProto.FLOAT16 if kind == "half" else TensorProto.FLOAT
+    inputs, outputs = (helper.make_tensor_value_info(t, dtype, [16, SIDE]) for t in ("x", x))
+    graph = helper.make_graph(nodes, "stack", [inputs], [outputs], weights)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    path = folder / f"{kind}{layers}.onnx"
+    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "held"), [("channels", 1), ("blocks", 1), ("packed", 1), ("half", 2)]
+)
+def test_weights_are_float32_one_layer_at_a_time(kind: str, held: int, tmp_path: Path) -> None:
+    """While they are rewritten, each is ``held`` in so many bytes, and then packed for the library,
+    which takes no more. The rest is what is computed of one layer.
+    """
+    library = tmp_path / "library.so"
+
+    def compiled(layers: int) -> None:
+        gtco.compile_to_file(stack(kind, layers, tmp_path), library, tune="off", target=TARGET)
+
+    compiled(1)  # what Python and TVM keep
+    path = stack(kind, LAYERS, tmp_path)
+    tracemalloc.start()
+    gtco.compile_to_file(path, library, tune="off", target=TARGET)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    weights, layer = LAYERS * SIDE * SIDE, 4 * SIDE * SIDE
+    print(f"{peak / 1e6:.1f} MB for {weights / 1e6:.1f} million weights")
+    assert library.stat().st_size < 1.2 * held * weights  # none are float32 there
+    assert peak < held * weights + 6 * layer + 4e6
