@@ -4,7 +4,7 @@ again whenever a pass reads them (:mod:`gtco.support.later`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
 import numpy
 
@@ -16,7 +16,7 @@ from gtco.tensor.stage import Operator, TensorType
 # Operators that cost no more than reading a few bytes for each element, and that have a value for
 # every operand.
 _CHEAP = frozenset("add cast concat identity multiply permute reshape slice subtract".split())
-_LEAST = 1 << 18  # bytes of a result that is not kept
+_LEAST = 1 << 14  # bytes of a result that is not kept
 
 
 class Constants(MutableMapping[str, numpy.ndarray]):
@@ -70,6 +70,17 @@ class Constants(MutableMapping[str, numpy.ndarray]):
             dtype = numpy_dtype(op.type.dtype)
             return Later(op.type.sizes, dtype, lambda: evaluate(op, *map(read, sources)))
         return evaluate(op, *map(read, sources))
+
+    def mapped(
+        self, name: str, function: Callable[[numpy.ndarray], numpy.ndarray]
+    ) -> numpy.ndarray | Later:
+        """What a function makes of a constant, an array of the same shape and dtype. It is computed
+        later if the constant is.
+        """
+        kept = self._kept[name]
+        if isinstance(kept, Later):
+            return Later(kept.shape, kept.dtype, lambda: function(kept.array()))
+        return function(kept)
 
     def settle(self) -> None:
         """Computes all that were left for later, once and for all."""

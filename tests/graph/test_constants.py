@@ -7,6 +7,7 @@ import pytest
 
 from gtco.graph.constants import Constants
 from gtco.graph.graph import Graph
+from gtco.graph.rewrites.conv_scale import conv_scale
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.support.later import Later
 from gtco.tensor.stage import TensorType
@@ -76,6 +77,24 @@ def test_what_is_no_wider_is_computed_at_once(dtype: str) -> None:
     assert not graph.constants.is_later(turned)
     assert np.shares_memory(graph.constants[turned], constants["w"])
     assert graph.types[turned] == TensorType(SHAPE[::-1], dtype)
+
+
+def test_a_scale_behind_a_convolution_is_left_for_later_too() -> None:
+    given = Counted()
+    graph = Graph(("x",), (), {"x": TensorType((1, 4, 4, 512))})
+    narrow = graph.add_constant(given.later, "q")
+    kernel = graph.add_result("reshape", (narrow,), TensorType((*SHAPE, 1, 1), "int8"))
+    wide = graph.add_result("cast", (kernel,), TensorType((*SHAPE, 1, 1)))
+    attrs = {"strides": (1, 1), "padding": (0,) * 4, "dilation": (1, 1), "groups": 1}
+    y = graph.add("conv2d", ("x", wide), layout="NHWC", **attrs)
+    scale = np.linspace(0.5, 2, SHAPE[0], dtype=np.float32)
+    factor = graph.add_constant(scale, "scale")
+    graph.outputs = (graph.add("multiply", (y, factor), output="y"),)
+    graph = conv_scale(graph)
+    (op,) = (op for op in graph.operators.values() if op.kind == "conv2d")
+    assert given.readings == 0 and "multiply" not in graph.histogram()
+    folded = graph.constants[op.inputs[1]].reshape(SHAPE)
+    np.testing.assert_array_equal(folded, given.steps * scale[:, None])
 
 
 def test_small_and_dear_results_are_computed_at_once() -> None:

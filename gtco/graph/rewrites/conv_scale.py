@@ -67,15 +67,19 @@ def _into_weights(graph: Graph, op: Operator) -> str | None:
     scale = _per_channel(graph, pair[1], conv)
     if scale is None:
         return None
-    weight = graph.constants[conv.inputs[1]]
     # In double precision, so that folding costs one rounding.
     wide = scale.astype(numpy.float64)
     if conv.kind == "conv2d":  # [outputs, channels of a group, KH, KW]
         factor = wide[:, None, None, None]
     else:  # [channels, outputs of a group, KH, KW]
-        groups, (channels, outputs) = int(conv["groups"]), weight.shape[:2]
+        groups, (channels, outputs) = int(conv["groups"]), graph.types[conv.inputs[1]].sizes[:2]
         factor = wide.reshape(groups, outputs).repeat(channels // groups, 0)[:, :, None, None]
-    folded = (weight.astype(numpy.float64) * factor).astype(weight.dtype)
+
+    def scaled(weight: numpy.ndarray) -> numpy.ndarray:
+        made: numpy.ndarray = (weight.astype(numpy.float64) * factor).astype(weight.dtype)
+        return made
+
+    folded = graph.constants.mapped(conv.inputs[1], scaled)
     return graph.add(
         conv.kind,
         (conv.inputs[0], graph.add_constant(folded, conv.inputs[1])),
