@@ -7,7 +7,7 @@ from itertools import chain
 import onnx
 from onnx import TensorProto
 
-from gtco.frontend.messages import nodes
+from gtco.support.onnx_messages import nodes
 
 _PRODUCTS = frozenset("MatMul Gemm Conv ConvTranspose Einsum Attention".split())
 NOTE = (

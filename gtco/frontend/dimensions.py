@@ -20,8 +20,8 @@ from typing import Any
 import onnx
 import onnx.shape_inference
 
-from gtco.frontend.messages import MAX_ELEMENTS
 from gtco.support.errors import ShapeError
+from gtco.support.onnx_messages import MAX_ELEMENTS
 
 Shapes = Mapping[str, int | Sequence[int]]
 """Sizes by dimension (``batch``, ``x.0``), and whole shapes by input."""

@@ -18,10 +18,10 @@ import numpy
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco.frontend.messages import inner_tensors, nodes, subgraphs
 from gtco.frontend.node_check import DTYPES, Node
 from gtco.support.errors import UnsupportedError
 from gtco.support.later import Later, cast
+from gtco.support.onnx_messages import inner_tensors, nodes, subgraphs
 
 # The type of 8 bits for each narrow one, and the least and the largest number of the narrow one.
 _NARROW: Mapping[int, tuple[int, int, int]] = {

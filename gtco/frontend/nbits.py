@@ -17,8 +17,8 @@ import numpy
 import onnx
 from onnx import TensorProto, helper
 
-from gtco.frontend.messages import nodes
 from gtco.support.later import Later, read
+from gtco.support.onnx_messages import nodes
 
 BITS = (2, 4, 8)
 LEAST_BLOCK = 16

@@ -18,9 +18,9 @@ import onnx.defs
 import onnx.shape_inference
 from onnx import TypeProto, helper, numpy_helper
 
-from gtco.frontend.messages import nodes
 from gtco.frontend.size_rules import broken_rule, negative_size
 from gtco.support.errors import GtcoError, ModelError, UnsupportedError
+from gtco.support.onnx_messages import nodes
 from gtco.tensor.stage import ITEM_BYTES
 
 _STANDARD = ("", "ai.onnx")

@@ -32,10 +32,8 @@ from gtco.frontend import formats, quantized
 from gtco.frontend.bfloat16_products import all_in_bfloat16
 from gtco.frontend.dimensions import Shapes, infer_outputs, open_axes, set_sizes
 from gtco.frontend.expansion import EXPANDED, adopt, expand, needs_expansion
-from gtco.frontend.float16 import widen
 from gtco.frontend.identity import identity
 from gtco.frontend.imported import ImportedModel
-from gtco.frontend.messages import check_functions, check_text, nodes
 from gtco.frontend.narrow import widen_integers
 from gtco.frontend.nbits import unpack_products
 from gtco.frontend.node_check import DTYPES, NUMBERS, Node, check_splits
@@ -45,6 +43,8 @@ from gtco.frontend.simplify import simplify as run_onnxsim
 from gtco.frontend.weights import files_of, strip
 from gtco.support.errors import ModelError, UnsupportedError
 from gtco.support.later import Later
+from gtco.support.onnx_float32 import widen
+from gtco.support.onnx_messages import check_functions, check_text, nodes
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
 _STANDARD = ("", "ai.onnx")
@@ -109,7 +109,7 @@ def load_onnx(
     - an input, as its whole shape (``{"image": (1, 3, 96, 96)}``).
 
     bfloat16 in the file, and without ``float16`` also float16, is computed in float32
-    (:mod:`gtco.frontend.float16`).
+    (:mod:`gtco.support.onnx_float32`).
     Raises ModelError (unreadable, invalid, data missing, TVM cannot translate it), ShapeError
     (sizes that are missing or do not fit) and UnsupportedError (every unsupported operator).
     """

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import onnx
 
-from gtco.frontend.messages import nodes
+from gtco.support.onnx_messages import nodes
 
 _COMPILED = frozenset(
     """ConvInteger DequantizeLinear DynamicQuantizeLinear DynamicQuantizeMatMul

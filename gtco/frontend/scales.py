@@ -12,10 +12,10 @@ import numpy
 import onnx
 from onnx import numpy_helper
 
-from gtco.frontend.messages import nodes, subgraphs
 from gtco.frontend.node_check import Node
 from gtco.support.errors import ModelError
 from gtco.support.later import Later, read
+from gtco.support.onnx_messages import nodes, subgraphs
 
 # The positions of the scales among the inputs, by operator.
 _SCALES: Mapping[str, Sequence[int]] = {

@@ -20,10 +20,10 @@ import numpy
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco.frontend.messages import check_sizes, inner_tensors, is_repeated, nodes
 from gtco.frontend.nbits import packed_weights
 from gtco.support.errors import ModelError
 from gtco.support.later import Later
+from gtco.support.onnx_messages import check_sizes, inner_tensors, is_repeated, nodes
 
 # An initializer of this size (bytes) or more is a weight, if it is of floats, is dequantized or is
 # packed for products. A smaller one may be a shape or a table whose values an importer needs.

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from gtco.frontend.identity import identity
-from gtco.frontend.messages import nodes as all_nodes
 from gtco.frontend.onnx import OnnxSource
 from gtco.frontend.weights import LARGE
 from gtco.quantization.observers import Range
 from gtco.quantization.products import Product, by_tensor, reads
+from gtco.support.onnx_messages import nodes as all_nodes
 from gtco.support.version import __version__
 
 Array = NDArray[Any]

@@ -17,11 +17,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from gtco.frontend.messages import nodes as all_nodes
-from gtco.frontend.messages import subgraphs
 from gtco.frontend.onnx import OnnxSource
 from gtco.support.errors import ModelError, OptionError
 from gtco.support.later import Later, read
+from gtco.support.onnx_messages import nodes as all_nodes
+from gtco.support.onnx_messages import subgraphs
 
 Array = NDArray[Any]
 

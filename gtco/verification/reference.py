@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import VerificationError
 from gtco.support.nested import call_arguments, tensors
+from gtco.verification.bfloat16 import at_the_border, in_float32, rounded
 from gtco.verification.float64.judge import OnnxJudge
 from gtco.verification.floors import output_floors
 from gtco.verification.judge import Judge, TorchJudge
@@ -96,14 +97,20 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
         if not isinstance(source, str | bytes):
             source = _serialized(source, stack)
         folder = None if isinstance(source, bytes) else str(Path(source).resolve().parent)
-        opened = source, None
+        given = _read(source)
+        wide = in_float32(_whole(source, folder)) if at_the_border(given) else None
+        opened = wide or source, None
         try:
             usual = session(levels.ORT_ENABLE_ALL, *opened)
         except Exception as error:
             newest = re.search(r"max supported IR version: (\d+)", str(error))
-            if newest is None:
-                raise
-            opened = _of_ir_version(source, int(newest[1])), folder
+            if newest is not None:
+                opened = _of_ir_version(opened[0], int(newest[1])), folder
+            else:
+                wide = None if wide else in_float32(_whole(source, folder))
+                if wide is None:
+                    raise
+                opened = wide, None
             usual = session(levels.ORT_ENABLE_ALL, *opened)
         inlined = _inlined(opened[0])
     except Exception as error:
@@ -119,11 +126,21 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
             usual, opened = session(levels.ORT_ENABLE_ALL, *written), written
         except Exception:
             pass  # onnx cannot write it out (caches), or its types have no kernels (bf16)
+
+    def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
+        found: Sequence[Array] = usual.run(None, dict(inputs))
+        return found
+
+    def otherwise(inputs: Mapping[str, Array]) -> Sequence[Array]:
+        other = session(levels.ORT_DISABLE_ALL, *opened)
+        found: Sequence[Array] = other.run(None, dict(inputs))
+        return found
+
     return Reference(
-        "ONNX Runtime",
-        lambda inputs: usual.run(None, dict(inputs)),
+        "ONNX Runtime" if wide is None else "ONNX Runtime in float32",
+        rounded(given, run) if wide else run,
         onnx_roles(inlined.graph),
-        otherwise=lambda inputs: session(levels.ORT_DISABLE_ALL, *opened).run(None, dict(inputs)),
+        otherwise=rounded(given, otherwise) if wide else otherwise,
         judge=OnnxJudge(lambda: _whole(*opened)),
         floors=output_floors(inlined.graph),
     )

@@ -12,8 +12,8 @@ from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gtco.frontend.bfloat16_products import NOTE, all_in_bfloat16
-from gtco.frontend.float16 import widen
 from gtco.frontend.onnx import load_onnx
+from gtco.support.onnx_float32 import widen
 
 HALF = np.array([1.0, 65504.0, 6e-8], np.float16)
 

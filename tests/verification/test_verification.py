@@ -103,6 +103,35 @@ def test_a_bfloat16_module_is_a_reference_too():
     assert not verify(Fake(lambda x: x + x + x, *half), Double(), check=False).passed
 
 
+@pytest.mark.parametrize("form", ["proto", "path"])
+def test_a_bfloat16_file_is_run_in_float32(form, tmp_path):
+    """ONNX Runtime has no product of bfloat16, and its Python calls take no such tensors."""
+    half = ml_dtypes.bfloat16
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]>
+        g (bfloat16[2,8] x) => (bfloat16[2,8] y) { t = MatMul(x, w) y = Relu(t) }"""
+    )
+    w = np.random.default_rng(0).standard_normal((8, 8)).astype(half)
+    model.graph.initializer.append(
+        helper.make_tensor("w", TensorProto.BFLOAT16, (8, 8), w.tobytes(), raw=True)
+    )
+    source = model
+    if form == "path":
+        source = tmp_path / "m.onnx"
+        onnx.save(
+            model, source, save_as_external_data=True, location="m.data", size_threshold=0
+        )  # fmt: skip
+    specs = (TensorSpec("x", "bfloat16", (2, 8)),), (TensorSpec("y", "bfloat16", (2, 8)),)
+
+    def right(x):
+        return np.maximum(x.astype(np.float32) @ w.astype(np.float32), 0).astype(half)
+
+    found = verify(Fake(right, *specs), source)
+    assert found.passed and found.reference == "ONNX Runtime in float32"
+    assert not verify(Fake(lambda x: x, *specs), source, check=False).passed
+    assert not verify(Fake(lambda x: right(x) * half(1.3), *specs), source, check=False).passed
+
+
 def test_an_error_counts_against_the_magnitudes_around_it():
     expected = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     assert off(expected * np.float32(1 + 1e-5), expected).failure is None

@@ -16,9 +16,9 @@ import onnx
 from gtco.frontend.expansion.rules import RULES
 from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.expansion.writer import MICROSOFT
-from gtco.frontend.messages import nodes
 from gtco.frontend.node_check import Node
 from gtco.support.errors import ModelError, UnsupportedError
+from gtco.support.onnx_messages import nodes
 
 EXPANDED = frozenset(RULES)
 _STANDARD = ("", "ai.onnx")

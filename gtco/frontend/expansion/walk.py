@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx
 
 from gtco.frontend.expansion.writer import MICROSOFT, Unsuitable, Writer
-from gtco.frontend.messages import subgraphs
+from gtco.support.onnx_messages import subgraphs
 
 Key = tuple[str, str]  # domain, operator
 # The new names of a node's outputs.

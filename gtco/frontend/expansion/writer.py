@@ -14,8 +14,8 @@ import onnx.shape_inference
 from onnx import TypeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from gtco.frontend.messages import nodes
 from gtco.frontend.node_check import Node
+from gtco.support.onnx_messages import nodes
 
 MICROSOFT = "com.microsoft"  # the domain of the operators that ONNX Runtime's optimizer writes
 _STANDARD = ("", "ai.onnx")

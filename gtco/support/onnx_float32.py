@@ -23,8 +23,8 @@ import numpy
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco.frontend.messages import inner_tensors, nodes, subgraphs
 from gtco.support.later import Later, cast
+from gtco.support.onnx_messages import inner_tensors, nodes, subgraphs
 
 Weights = Mapping[str, numpy.ndarray | Later]
 
