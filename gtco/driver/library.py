@@ -158,7 +158,9 @@ class Library:
             run.partition(machine, records)
             if done == len(first):
                 check_steps([len(self.compilations[n].found.stages) for n in first], many)
+            begun = time.perf_counter()
             sharing.outline(run, workers)
+            run.report.phases.append(("fuse", time.perf_counter() - begun))
         what = f"{len(sharing.stages)} different stages of {many} sizes"
         self._progress("fuse", time.perf_counter() - start, what)
         run, start = self.compilations[0], time.perf_counter()
@@ -271,8 +273,9 @@ class Library:
         if len(some) < len(self.sizes) and first.options.verify:
             names = "; ".join(said(self.sizes[number]) for number in some)
             note = f"{len(some)} of {len(self.sizes)} sizes were compared: {names}"
-            if note not in first.report.notes:
-                first.report.notes.append(note)
+            for run in self.compilations:  # of all of them, so that it names none
+                if note not in run.report.notes:
+                    run.report.notes.append(note)
         return [(self.compilations[number], self.sizes[number] or None) for number in some]
 
     def _verified_sums(self) -> list[Mapping[str, int] | None]:
@@ -364,9 +367,11 @@ class Library:
         first = self.compilations[0]
         # linking takes the constants out of the graphs
         kept = [(run, run.graph.copy()) for run in self.compilations if run.options.verify_layers]
+        own, first.progress = first.progress, self._progress  # the link is of all sizes
         with first.phase("link") as say:
             library = self._link(folder)
             say(f"{len(self.sizes)} variants, {first.memory()}")
+        first.progress = own
         for run, sizes in self._verified():
             run.verify(library, sizes)
         for run, graph in kept:

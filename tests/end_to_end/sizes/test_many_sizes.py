@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,9 +17,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco.cli import inspect_command, main
-from gtco.compiler import compile_model
+from gtco.codegen.workers import Workers
+from gtco.compiler import compile_model, compile_to_file
+from gtco.driver import library
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.sharing import check_steps, searched
+from gtco.driver.sharing import Sharing, check_steps, searched
 from gtco.report import gather
 from gtco.runtime.table import CSRC
 from gtco.support.errors import GtcoError, OptionError
@@ -220,3 +223,63 @@ def test_which_sizes_are_compared() -> None:
     assert {"height": 1, "width": 1} in [sizes[n] for n in some]
     assert {"height": 8, "width": 3} in [sizes[n] for n in some]
     assert spread(sizes[:4], 6) == [0, 1, 2, 3]
+
+
+def test_a_compile_of_many_sizes_says_what_is_of_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(library, "MOST_VERIFIED", 2)
+    graph = helper.make_graph(
+        [helper.make_node("Softmax", ["x"], ["y"])],
+        "rows",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, "width"))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (4, "width"))],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "m")
+    command = ["compile", str(tmp_path / "m"), "-o", str(tmp_path / "m.so"), "--verify"]
+    assert main([*command, "--dim", "width=5,6,7,8,9", "--tune", "off"]) == 0
+    said = capsys.readouterr()
+    assert "note: 2 of 5 sizes were compared: width=5; width=9" in said.out
+    (link,) = (line for line in (said.out + said.err).splitlines() if "5 variants, weights" in line)
+    assert "width=" not in link
+
+
+def test_the_time_of_outlines_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    outline, clock = Sharing.outline, [0.0]
+
+    def slow(self: Sharing, *given: Any) -> None:
+        clock[0] += 1000.0
+        outline(self, *given)
+
+    now = time.perf_counter
+    monkeypatch.setattr(Sharing, "outline", slow)
+    monkeypatch.setattr(library.time, "perf_counter", lambda: now() + clock[0])
+    dims = {"height": HEIGHTS[:1], "width": [5, 6, 7, 8, 9]}
+    with compile_model(text(), dims=dims, threads=2, tune="off", simplify=False) as model:
+        assert sum(seconds for name, seconds in model.report.phases if name == "fuse") > 5000.0
+
+
+def test_a_library_does_not_depend_on_which_kernel_was_compiled_first(tmp_path: Path) -> None:
+    """Of a model with stages that share a kernel at one size."""
+    inputs = {"a": (4, "width"), "b": (6, "width"), "c": (9, "width")}
+    graph = helper.make_graph(
+        [helper.make_node("Softmax", [name], [name * 2]) for name in inputs],
+        "rows",
+        [helper.make_tensor_value_info(k, TensorProto.FLOAT, v) for k, v in inputs.items()],
+        [helper.make_tensor_value_info(k * 2, TensorProto.FLOAT, v) for k, v in inputs.items()],
+    )
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    build, made = Workers.build, []
+
+    def backwards(self: Workers, jobs: Any) -> Any:
+        return reversed([*build(self, [*jobs])])
+
+    for number, answers in enumerate((build, backwards)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Workers, "build", answers)
+            path = tmp_path / f"{number}" / "m.so"
+            path.parent.mkdir()
+            options: Any = {"threads": 2, "tune": "off", "simplify": False, "cache": False}
+            compile_to_file(source, path, dims={"width": [7, 16, 24, 33, 40]}, **options)
+            made.append(path.read_bytes())
+    assert made[0] == made[1]
