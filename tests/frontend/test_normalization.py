@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.lower.walk import lower
 from gtco.graph.rewrites import canonicalize
+from tests.frontend.one_node import check, node_model
 
 RNG = np.random.default_rng(25)
 Shape = tuple[int, ...]
@@ -94,3 +95,34 @@ def test_a_skip_layer_norm_gives_the_sum(given: str, skip: Shape) -> None:
         found = evaluated(node, inputs, weights)
         for name, array in zip(filter(None, outputs), found, strict=True):
             np.testing.assert_allclose(array, wanted[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_lp_normalization(axis: int, p: int) -> None:
+    x = RNG.standard_normal((3, 5, 7), np.float32)
+    x[:, :, 2] = x[1] = x[:, 3] = 0  # vectors of zeros along each axis
+    check(node_model("LpNormalization", {"x": x}, {}, ["x"], 1, axis=axis, p=p), {"x": x})
+
+
+def test_a_division_by_the_norm_stays_one() -> None:
+    """Token merging and cosine attention divide by a norm; zeros become NaN, as in the model."""
+    nodes = [
+        helper.make_node("ReduceL2", ["x", "axis"], ["norm"], keepdims=1),
+        helper.make_node("Div", ["x", "norm"], ["y"]),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("x", TensorProto.FLOAT, (4, 6))],
+        [value("y", TensorProto.FLOAT, (4, 6))],
+        [numpy_helper.from_array(np.array([-1]), "axis")],
+    )
+    x = RNG.standard_normal((4, 6), np.float32)
+    x[2] = 0
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    (y,) = lower(load_onnx(model)).evaluate({"x": x}).values()
+    with np.errstate(invalid="ignore"):
+        wanted = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    np.testing.assert_allclose(y, wanted, rtol=1e-6)

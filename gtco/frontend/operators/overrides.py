@@ -8,7 +8,8 @@ ONNX's own backend tests showed what to correct or refuse:
 - ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
 - tensors without elements
 
-Attention, Col2Im and ConvInteger are gtco's own, and so are quantizing and dequantizing in blocks.
+Attention, Col2Im, ConvInteger and LpNormalization are gtco's own, and so are quantizing and
+dequantizing in blocks.
 """
 
 from __future__ import annotations
@@ -157,6 +158,22 @@ def _celu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     rest = relax.op.subtract(one, relax.op.exp(scaled))
     grown = relax.op.subtract(relax.op.nn.relu(scaled), relax.op.nn.relu(rest))
     return relax.op.where(relax.op.greater(x, zero), x, relax.op.multiply(alpha, grown))
+
+
+def _lp_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Vectors along ``axis`` divided by their norm, the sum of magnitudes for p = 1 and the root of
+    the sum of squares for p = 2. A vector of zeros stays one, as in ONNX Runtime.
+    """
+    x, p = inputs[0], int(attrs.get("p", 2))
+    dtype = str(x.ty.dtype)
+    powers = relax.op.abs(x) if p == 1 else relax.op.multiply(x, x)
+    norm = builder.emit(
+        relax.op.sum(builder.emit(powers), [int(attrs.get("axis", -1))], keepdims=True)
+    )
+    norm = norm if p == 1 else builder.emit(relax.op.sqrt(norm))
+    none = builder.emit(relax.op.equal(norm, relax.const(0, dtype)))
+    norm = builder.emit(relax.op.where(none, relax.const(1, dtype), norm))
+    return relax.op.divide(x, norm)
 
 
 def _einsum(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
@@ -404,6 +421,7 @@ OVERRIDES: dict[str, Override] = {
     "ConvTranspose": _conv_transpose,
     "Celu": _celu,
     "Einsum": _einsum,
+    "LpNormalization": _lp_normalization,
     "Pad": _pad,
     "Tile": _tile,
     "Clip": _clip,
