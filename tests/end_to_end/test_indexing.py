@@ -133,3 +133,19 @@ def test_topk(k: int) -> None:
     c.add("TopK", c.numbers(80, 2, 3), count, results=2, axis=0)
     c.add("TopK", c.numbers(2, 80, 3), count, results=2, axis=-2, largest=0)
     c.check()
+
+
+@pytest.mark.parametrize("kind", ["Gather", "GatherElements", "GatherND"])
+def test_gathers_of_no_elements(kind: str) -> None:
+    """As where token merging leaves no token: what is gathered is then one part of a Concat."""
+    c = Cases()
+    x, rest = c.numbers(2, 5, 4), c.numbers(2, 3, 4)
+    shape = {"Gather": (2,), "GatherElements": (2, 2, 4), "GatherND": (2, 2, 2)}[kind]
+    given = c.given(np.zeros(shape, np.int64))
+    begin, axis = (c.given(np.array([n]), constant=True) for n in (0, min(len(shape) - 1, 1)))
+    c.nodes.append(helper.make_node("Slice", [given, begin, begin, axis], ["none"]))
+    attrs = {} if kind == "GatherND" else {"axis": 1}
+    c.nodes.append(helper.make_node(kind, [x, "none"], ["gathered"], **attrs))
+    c.add("Concat", "gathered", rest, axis=1)
+    c.add("Neg", rest)
+    c.check()

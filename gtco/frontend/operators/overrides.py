@@ -248,6 +248,12 @@ def _scatter(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return None if all(_shape(inputs[2])) else inputs[0]
 
 
+def _gather_elements(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """GatherElements, also of no elements, for which TVM's operator makes no kernel."""
+    shape = _shape(inputs[1])
+    return None if all(shape) else relax.op.zeros(shape, inputs[0].ty.dtype)
+
+
 def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     if _text(attrs.get("mode", b"DCR")) != "CRD":
         return None
@@ -426,6 +432,7 @@ OVERRIDES: dict[str, Override] = {
     "Tile": _tile,
     "Clip": _clip,
     "Expand": _expand,
+    "GatherElements": _gather_elements,
     "ScatterND": _scatter,
     "ScatterElements": _scatter,
     "SpaceToDepth": _space_to_depth,
