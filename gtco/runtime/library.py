@@ -7,7 +7,7 @@ import ctypes
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,8 @@ LATER = {
     *("gtco_run_on", "gtco_wait", "gtco_launch_mode"),
     *("gtco_set_shapes", "gtco_sized_input", "gtco_sized_output", "gtco_run_shapes"),
 }
+
+LAST_CALL = 60.0  # seconds for which the end of the interpreter waits for a call
 
 # A fork waits until no other thread is inside the dynamic loader, whose state the child inherits.
 _loader_lock = threading.RLock()
@@ -230,9 +232,19 @@ def open_library(
                 raise
 
 
-def release(library: Library, handle: int, folder: Path | None, owner: int) -> None:
-    library.close(handle)
-    library.unload()
+def release(
+    locks: Sequence[threading.Lock], library: Library, handle: int, folder: Path | None, owner: int
+) -> None:
+    """Ends a handle after the call that holds its lock. Where the interpreter ends, a daemon thread
+    may be in a call; if that takes longer than LAST_CALL, the library stays open.
+    """
+    limit = -1 if threading.main_thread().is_alive() else LAST_CALL
+    if locks[0].acquire(timeout=limit):
+        try:
+            library.close(handle)
+            library.unload()
+        finally:
+            locks[0].release()
     # a forked child lets go of its copy, not of the file
     if folder is not None and os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

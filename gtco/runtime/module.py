@@ -83,7 +83,7 @@ def _renew_locks() -> None:
     that another thread held. The C runtime does the same for its handles.
     """
     for model in _models:
-        model._lock = threading.Lock()
+        model._lock = model._locks[0] = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_renew_locks)
@@ -132,9 +132,12 @@ class Model:
         library, handle = open_library(self.path, threads, spin, device, launches, candidates)
         self._library, self._handle, self._run = library, handle, library.run
         self._lock = threading.Lock()
+        self._locks = [self._lock]  # the same lock, for the end of a model that is gone
         _models.add(self)
         folder = self.path.parent if temporary else None
-        self._close = weakref.finalize(self, release, library, handle, folder, os.getpid())
+        self._close = weakref.finalize(
+            self, release, self._locks, library, handle, folder, os.getpid()
+        )
         self.metadata: dict[str, Any] = library.metadata
         chosen = choose_some(self.metadata, dims or {}, self.path)
         self.inputs = tensor_specs(self.metadata, "inputs")
@@ -353,9 +356,8 @@ class Model:
 
     def close(self) -> None:
         """Frees the memory and the threads; later calls raise :class:`ArtifactError`."""
-        with self._lock:
-            self._close()
-            self._held.clear()
+        self._close()
+        self._held.clear()
 
     def __enter__(self) -> Model:
         return self
@@ -408,6 +410,8 @@ class Model:
         """
         with self._lock:
             if not self._close.alive:
+                if threading.current_thread().daemon and not threading.main_thread().is_alive():
+                    raise SystemExit  # the interpreter ends, and this ends the thread in silence
                 raise ArtifactError(
                     f"the model {self.path} is closed; open it again with gtco.load"
                 )

@@ -65,6 +65,31 @@ def test_one_handle_from_many_threads(small: Path) -> None:
         on_threads(4, work)
 
 
+def test_daemon_threads_end_in_silence_with_the_interpreter(small: Path) -> None:
+    """It closes all models while such threads still call them."""
+    script = f"""
+import threading, time
+import numpy as np
+from gtco.runtime.module import load
+from tests.runtime.test_models import example_inputs
+model, inputs = load({str(small)!r}, 2), example_inputs(0)
+calls = 0
+def work():
+    global calls
+    while True:
+        model(*inputs)
+        calls += 1
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+while calls < 30:
+    time.sleep(0.001)
+"""
+    command = [sys.executable, "-c", script]
+    for _ in range(3):
+        result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
 WAVES = """
 #include <stdatomic.h>
 #include <stdint.h>
