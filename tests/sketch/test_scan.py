@@ -131,14 +131,16 @@ def test_what_stays_the_first_part_is_not_touched_by_what_follows() -> None:
 
 
 def test_rounding_is_less_than_that_of_adding_one_by_one() -> None:
+    """In the mean of rows: in a single one, adding one by one may be lucky."""
     chosen = runnable("x86-64-v3")
-    stage = sums((1, 20000), 1)
-    x = np.random.default_rng(fresh_seed()).random((1, 20000)).astype(np.float32)
+    stage = sums((32, 20000), 1)
+    x = np.random.default_rng(fresh_seed()).random((32, 20000)).astype(np.float32)
     sketch = scan.match(stage, chosen)
     assert sketch is not None
     wanted = np.cumsum(x.astype(np.float64), 1)
-    error = np.abs(build(sketch, first_config(sketch), chosen)(x) - wanted).max()
-    assert error <= np.abs(np.cumsum(x, 1, dtype=np.float32) - wanted).max()
+    found = (build(sketch, first_config(sketch), chosen)(x), np.cumsum(x, 1, dtype=np.float32))
+    ours, one_by_one = (np.abs(sums - wanted).max(1).mean() for sums in found)
+    assert ours < one_by_one
 
 
 @pytest.mark.parametrize(("exclusive", "reverse"), [(False, True), (True, False)])
