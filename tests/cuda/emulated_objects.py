@@ -22,7 +22,8 @@ DEVICE = Path(cuda.__file__).parent / "device"
 RUNTIME = ("fibres.cpp", "collectives.cpp", "warp_groups.cpp", "mbarriers.cpp", "clocks.cpp",
            "memory.cpp", "figures.cpp", "grid.cpp", "tickets.cpp", "library.cpp")  # fmt: skip
 FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden",
-         "-Wno-unknown-pragmas", "-DGTCO_EMULATE", "-I", str(HERE), "-I", str(DEVICE)]  # fmt: skip
+         "-Wno-unknown-pragmas", "-DGTCO_EMULATE"]  # fmt: skip
+INCLUDES = ["-I", str(HERE), "-I", str(DEVICE)]  # kept by their texts, wherever they are
 # -fsanitize=thread has the compiler call memory.cpp before each access (libtsan is not linked).
 # Variables start as 0xfe bytes: a NaN in float16, about -1e38 in float32, wrong in any case.
 KERNEL_FLAGS = ["-O1", "-fsanitize=thread", "-fno-strict-aliasing", "-ffp-contract=fast",
@@ -39,13 +40,38 @@ class Fault(AssertionError):
 
 def link(objects: Sequence[Path]) -> Path:
     """A shared object of these objects and the emulator, kept by their texts."""
-    runtime = [
-        compiled_object((HERE / name).read_text(), ["-DGTCO_ARCH=800", "-O2"]) for name in RUNTIME
-    ]
-    every = [str(o) for o in (*objects, *runtime)]
-    path = _cache() / f"{hashlib.sha256(' '.join(every).encode()).hexdigest()[:24]}.so"
+    runtime, library = _emulator(), _cpp_library()
+    every = [str(o) for o in (*objects, runtime, library)]
+    path = _kept(every, ".so")
     if not path.exists():
-        _make(path, lambda to: ["g++", "-shared", "-o", to, *every])
+        # Without the libraries of a program: to search them takes ten times as long as the rest.
+        alone = ["-shared", "-nostdlib", "-fno-use-linker-plugin", "-Wl,--no-as-needed"]
+        _make(path, lambda to: ["g++", *alone, "-o", to, *every, "-lgcc"])
+    return path
+
+
+def _emulator() -> Path:
+    """The emulator, as one object without symbols for debuggers."""
+    parts = [
+        compiled_object((HERE / name).read_text(), ["-DGTCO_ARCH=800", "-O2", "-g0"])
+        for name in RUNTIME
+    ]
+    own = "void* __dso_handle __attribute__((visibility(\"hidden\"))) = &__dso_handle;\n"
+    every = [str(o) for o in (*parts, compiled_object(f'extern "C" {{ {own}}}\n', ["-g0"]))]
+    path = _kept(every, ".o")
+    if not path.exists():
+        _make(path, lambda to: ["ld", "-r", "-o", to, *every])
+    return path
+
+
+def _cpp_library() -> Path:
+    """An empty library by the name of the C++ library. What is linked with it asks for the real
+    one when it is loaded, and finds there what it calls.
+    """
+    path = _kept(["libstdc++.so.6"], ".so")
+    if not path.exists():
+        name = "-Wl,-soname,libstdc++.so.6"
+        _make(path, lambda to: ["g++", "-shared", "-nostdlib", name, "-o", to, "-xc++", os.devnull])
     return path
 
 
@@ -63,15 +89,14 @@ def compiled_object(
 ) -> Path:
     included: dict[Path, str] = {}
     _include(source, included)
-    texts = [source, *FLAGS, *flags, *names, *included.values()]
-    path = _cache() / f"{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:24]}.o"
+    path = _kept([source, *FLAGS, *flags, *names, *included.values()], ".o")
     if not path.exists():
         text = path.with_suffix(".cpp")
         text.write_text(source)
         renames = [f"--redefine-sym={old}={new}" for old, new in names.items()]
         _make(
             path,
-            lambda to: ["g++", *FLAGS, *flags, "-c", str(text), "-o", to],
+            lambda to: ["g++", *FLAGS, *INCLUDES, *flags, "-c", str(text), "-o", to],
             lambda to: ["objcopy", *renames, to],
         )
     return path
@@ -99,6 +124,11 @@ def _make(path: Path, *commands: Callable[[str], list[str]]) -> None:
         if done.returncode:
             raise Fault(f"{' '.join(command(path.name))}\n{done.stderr}")
     made.rename(path)
+
+
+def _kept(texts: Sequence[str], ending: str) -> Path:
+    """Where what is made of these texts is kept."""
+    return _cache() / f"{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:24]}{ending}"
 
 
 @functools.cache
