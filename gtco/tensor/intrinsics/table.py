@@ -370,6 +370,7 @@ def kinds(target: Target, operand: str) -> tuple[Kind, ...]:
     return tuple(k for k in KINDS.values() if k.operand == operand and k.admitted(target))
 
 
+@lru_cache(maxsize=256)
 def micro_kernels(target: Target, operand: str = "float32") -> tuple[MicroKernel, ...]:
     """Rows for operands of this dtype that fit the registers, widest rows first for each number of
     vectors.

@@ -80,14 +80,19 @@ class Attention(AttentionFacts):
         return 2.0 * b * m * n * (d + e)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        _, m, _, _, e = self.extents
         if "tile" not in chosen:
-            rows = tile_options(packable(micro_kernels(self.target, self.operand)), m, e)
-            return tile_decision(rows, rows=m)
+            return self.tile_decision
         if "chunks_m" not in chosen:
+            m = self.extents[1]
             blocks = ceil(m / MicroKernel.parse(str(chosen["tile"]), 1).rows)
             return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))
         return None
+
+    @cached_property
+    def tile_decision(self) -> Decision:
+        _, m, _, _, e = self.extents
+        rows = tile_options(packable(micro_kernels(self.target, self.operand)), m, e)
+        return tile_decision(rows, rows=m)
 
     def workload(self, config: Config) -> Workload:
         b, m, n, d, e = self.extents

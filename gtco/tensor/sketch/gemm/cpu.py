@@ -134,7 +134,7 @@ class Gemm(GemmFacts):
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v = self.view
         if "tile" not in chosen:
-            return tile_decision(self.tiles(), v.n, v.m)
+            return self.tile_decision
         tile = self.row(chosen)
         if "chunks_m" not in chosen:
             return Decision(
@@ -159,6 +159,10 @@ class Gemm(GemmFacts):
             ahead = ("next", "none", "both") if self.constant_b else ("none",)
             return Decision("prefetch", "overlap", ahead[:2] if self.widens(tile) else ahead)
         return None
+
+    @cached_property
+    def tile_decision(self) -> Decision:
+        return tile_decision(self.tiles(), self.view.n, self.view.m)
 
     def tiles(self) -> list[MicroKernel]:
         operand = rows_for(self.operand_a, self.operand)
