@@ -141,13 +141,13 @@ def test_what_is_built_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measuring, "SECONDS", 0.0)
     monkeypatch.setattr(measuring, "QUIET", inf)  # other tests may run beside this one
     folder, file = str(tmp_path / "built"), tmp_path / "r.gz"
-    build = ["build", folder, "--count", "1", "--flops", "3e6", "--candidates", "3"]
+    build = ["build", folder, "--count", "1", "--flops", "3e6", "--candidates", "8"]
     for _ in range(2):
         assert closed_form.main([*build, "--threads", "2"]) == 0
         assert closed_form.main(["time", folder, "--out", str(file), "--threads", "2"]) == 0
     ((name, seconds),) = load_readings(file).seconds.items()
-    assert len(seconds) == 3 and min(seconds.values()) > 0
+    assert len(seconds) == 8 and min(seconds.values()) > 0
     product = shapes.named(name)
     read = train.measured_of([file], closed_form.policy_here(2))
-    (one,) = read[product.kind]
-    assert sorted(one.seconds) == pytest.approx(sorted(seconds.values()))
+    (one,) = read[product.kind]  # the rules exclude some of what this machine's prices propose
+    assert len(one.seconds) >= 3 and {*one.seconds} <= {*seconds.values()}

@@ -31,6 +31,7 @@ KERNEL_FLAGS = ["-O1", "-fsanitize=thread", "-fno-strict-aliasing", "-ffp-contra
                 "-Werror=uninitialized", "-Werror=frame-larger-than=65536"]  # fmt: skip
 # TVM's loops (sketch/fallback/cuda.py) set a sum in their first round; gcc cannot know this.
 LOWERED = re.compile(r"^// .*: (one thread|\d+ independent iterations)$", re.MULTILINE)
+DEVICE_HEADER = DEVICE / "gtco" / "device.cuh"
 KEPT = 3 * 24 * 3600  # seconds that a built file is kept
 
 
@@ -93,12 +94,30 @@ def compiled_object(
     if not path.exists():
         text = path.with_suffix(".cpp")
         text.write_text(source)
+        if names and DEVICE_HEADER in included:  # a kernel: its text begins with this header
+            flags = [*flags, "-include", str(_precompiled(flags))]
         renames = [f"--redefine-sym={old}={new}" for old, new in names.items()]
         _make(
             path,
             lambda to: ["g++", *FLAGS, *INCLUDES, *flags, "-c", str(text), "-o", to],
             lambda to: ["objcopy", *renames, to],
         )
+    return path
+
+
+def _precompiled(flags: list[str]) -> Path:
+    """The header of every kernel, compiled for these flags: g++ takes a quarter less of its time
+    for a kernel. Where g++ cannot use what lies beside it, it reads the text.
+    """
+    source = '#include "gtco/device.cuh"\n'
+    included: dict[Path, str] = {}
+    _include(source, included)
+    path = _kept(["header", source, *FLAGS, *flags, *included.values()], ".h")
+    compiled = Path(f"{path}.gch")
+    if not compiled.exists():
+        path.write_text(source)
+        header = ["-x", "c++-header", str(path)]
+        _make(compiled, lambda to: ["g++", *FLAGS, *INCLUDES, *flags, *header, "-o", to])
     return path
 
 
