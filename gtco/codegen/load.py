@@ -16,7 +16,7 @@ from gtco.machine.target import TILES, Target
 from gtco.machine.tiles import allowed
 from gtco.support.errors import BuildError
 from gtco.support.options import c_compiler
-from gtco.support.toolchain import run_compiler
+from gtco.support.toolchain import linker_of, run_compiler
 
 
 @cache
@@ -41,13 +41,25 @@ def load(functions: Sequence[Any], target: Target) -> ctypes.CDLL:
         raise BuildError("the system refuses the tiles (AMX) in which kernels multiply")
     with tempfile.TemporaryDirectory(prefix="gtco-kernels-") as name:
         folder = Path(name)
-        # Without the libraries of a program, linking takes half the time. This process has libc and
-        # libm, and kernels find what they call there.
-        command = [c_compiler(), "-shared", "-nostdlib", "-o", "kernels.so", "kernels.o", "-lgcc"]
         try:
             _open_libm()
             (folder / "kernels.o").write_bytes(object_code(functions, target))
-            run_compiler(command, folder)
-            return ctypes.CDLL(str(folder / "kernels.so"))
+            return _linked_and_opened(folder, c_compiler())
         except OSError as error:
             raise BuildError(f"cannot link kernels in {folder}: {error}") from error
+
+
+def _linked_and_opened(folder: Path, compiler: str) -> ctypes.CDLL:
+    """Links the object in ``folder``. The linker alone is quick. What some kernels call is in the
+    compiler's own library, so where the result cannot be opened, the compiler links.
+    """
+    if linker := linker_of(compiler):
+        command = [linker, "-shared", "-o", "kernels.so", "kernels.o"]
+        with suppress(BuildError, OSError):
+            run_compiler(command, folder)
+            return ctypes.CDLL(str(folder / "kernels.so"))
+    # Without the libraries of a program, linking takes half the time. This process has libc and
+    # libm, and kernels find what they call there.
+    command = [compiler, "-shared", "-nostdlib", "-o", "linked.so", "kernels.o", "-lgcc"]
+    run_compiler(command, folder)
+    return ctypes.CDLL(str(folder / "linked.so"))
