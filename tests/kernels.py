@@ -148,18 +148,25 @@ class Built:
 
 def build(sketch: Sketch, config: Config, machine: Target) -> Built:
     """The sketch's program for this config, linked and callable."""
-    return _linked(sketch, [_program(sketch, config, 0)], machine)[0]
+    return build_all([(sketch, config)], machine)[0]
 
 
 def build_each(
     sketch: Sketch, configs: Iterable[Config], machine: Target
 ) -> list[tuple[Config, Built]]:
-    """Each config and its program. One object holds all of them: that takes less time to compile
-    and link than an object for each.
-    """
+    """Each config and its program, in one object."""
     chosen = list(configs)
-    programs = [_program(sketch, config, number) for number, config in enumerate(chosen)]
-    return list(zip(chosen, _linked(sketch, programs, machine), strict=True))
+    return list(zip(chosen, build_all([(sketch, c) for c in chosen], machine), strict=True))
+
+
+def build_all(chosen: Iterable[tuple[Sketch, Config]], machine: Target) -> list[Built]:
+    """The program of each sketch with its config. One object holds all of them: that takes less
+    time to compile and link than an object for each.
+    """
+    return _linked(
+        [(sketch, _program(sketch, config, n)) for n, (sketch, config) in enumerate(chosen)],
+        machine,
+    )
 
 
 def _program(sketch: Sketch, config: Config, number: int) -> Program:
@@ -168,11 +175,11 @@ def _program(sketch: Sketch, config: Config, number: int) -> Program:
     return program
 
 
-def _linked(sketch: Sketch, programs: Sequence[Program], machine: Target) -> list[Built]:
-    library = load([program.function for program in programs], machine)
-    symbols = [program.function.attrs["global_symbol"] for program in programs]
+def _linked(programs: Sequence[tuple[Sketch, Program]], machine: Target) -> list[Built]:
+    library = load([program.function for _, program in programs], machine)
+    symbols = [str(program.function.attrs["global_symbol"]) for _, program in programs]
     pairs = zip(symbols, programs, strict=True)
-    return [linked(library, str(symbol), sketch.stage, program) for symbol, program in pairs]
+    return [linked(library, symbol, sketch.stage, program) for symbol, (sketch, program) in pairs]
 
 
 def linked(library: Any, symbol: str, stage: Stage, program: Program) -> Built:
@@ -260,13 +267,23 @@ def some_kernels(sketch: Sketch, machine: Target) -> list[Built]:
     """The sketch's first config and its last. Also the config with the most tasks, from a space in
     which hardly any work is too little for its own task.
     """
-    every = list(configs(sketch))
-    ends = dict.fromkeys((every[0], every[-1]))
-    programs = [_program(sketch, config, number) for number, config in enumerate(ends)]
-    with small_tasks():
-        if (config := finest(sketch)) not in ends:
-            programs.append(_program(sketch, config, len(ends)))
-    return _linked(sketch, programs, machine)
+    return [kernel for _, kernel in some_kernels_of([sketch], machine)]
+
+
+def some_kernels_of(sketches: Sequence[Sketch], machine: Target) -> list[tuple[int, Built]]:
+    """:func:`some_kernels` of each sketch, with its position among them, in one object."""
+    programs: list[tuple[Sketch, Program]] = []
+    places = []
+    for place, sketch in enumerate(sketches):
+        every = list(configs(sketch))
+        ends = dict.fromkeys((every[0], every[-1]))
+        for config in ends:
+            programs.append((sketch, _program(sketch, config, len(programs))))
+        with small_tasks():
+            if (config := finest(sketch)) not in ends:
+                programs.append((sketch, _program(sketch, config, len(programs))))
+        places += [place] * (len(programs) - len(places))
+    return list(zip(places, _linked(programs, machine), strict=True))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Integers and booleans must be exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from gtco.tensor.space import Config, Program
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import (
     assert_close,
-    build,
+    build_all,
     first_config,
     fresh_seed,
     random_inputs,
@@ -45,23 +46,42 @@ def single(kind: str, types: list[TensorType], out: TensorType, **attrs: Any) ->
     )
 
 
-def run(stage: Stage, arrays: list[np.ndarray], name: str = MACHINE) -> np.ndarray:
+Case = tuple[Stage, Sequence[np.ndarray], float]  # its inputs and the tolerance
+
+
+def run(stage: Stage, arrays: Sequence[np.ndarray], name: str = MACHINE) -> np.ndarray:
+    return run_each([(stage, arrays, 0.0)], name)[0]
+
+
+def run_each(cases: Sequence[Case], name: str) -> list[np.ndarray]:
+    """The output of each case, of kernels in one object."""
     machine = runnable(name)
-    sketch = fallback.match(stage, machine)
-    assert sketch is not None
-    return build(sketch, Config(sketch.name), machine)(*arrays)
+    found = [fallback.match(stage, machine) for stage, _, _ in cases]
+    chosen = [(sketch, Config(sketch.name)) for sketch in found if sketch is not None]
+    assert len(chosen) == len(cases)
+    kernels = build_all(chosen, machine)
+    return [kernel(*arrays) for kernel, (_, arrays, _) in zip(kernels, cases, strict=True)]
+
+
+def case(stage: Stage, *arrays: np.ndarray, tolerance: float = 1e-5) -> Case:
+    return stage, list(arrays) or random_inputs(stage, fresh_seed()), tolerance
 
 
 def check(stage: Stage, *arrays: np.ndarray, tolerance: float = 1e-5) -> None:
-    given = list(arrays) or random_inputs(stage, fresh_seed())
+    check_each([case(stage, *arrays, tolerance=tolerance)])
+
+
+def check_each(cases: Sequence[Case]) -> None:
     with np.errstate(all="ignore"):
-        want = reference(stage, given)
+        wanted = [reference(stage, arrays) for stage, arrays, _ in cases]
     for name in MACHINES:
-        got = run(stage, given, name)
-        if got.dtype.kind in "biu":
-            np.testing.assert_array_equal(got, want)
-        else:
-            assert_close(got, want, tolerance)
+        for (stage, _, tolerance), want, got in zip(
+            cases, wanted, run_each(cases, name), strict=True
+        ):
+            if got.dtype.kind in "biu":
+                np.testing.assert_array_equal(got, want, err_msg=str(stage))
+            else:
+                assert_close(got, want, tolerance)
 
 
 # element-wise -------------------------------------------------------------------------------------
@@ -84,7 +104,7 @@ def test_elementwise(kind: str) -> None:
     broadcast.
     """
     rng = np.random.default_rng(fresh_seed())
-    row = ELEMENTWISE_OPERATORS[kind]
+    row, cases = ELEMENTWISE_OPERATORS[kind], []
     for letter in row.dtypes.replace("u", ""):
         dtype = {"f": "float32", "i": "int64", "b": "bool"}[letter]
         shapes = [(3, 7, 5), (7, 1), (5,), (1,)][: row.inputs]
@@ -105,7 +125,8 @@ def test_elementwise(kind: str) -> None:
             arrays[1][arrays[1] == 0] = 7
         if kind.endswith("shift") or (kind == "power" and dtype == "int64"):
             arrays = [np.abs(a) for a in arrays]
-        check(stage, *arrays)
+        cases.append(case(stage, *arrays))
+    check_each(cases)
 
 
 # data movement ------------------------------------------------------------------------------------
@@ -158,6 +179,7 @@ def test_reductions(
     kind: str, shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool
 ) -> None:
     kept = tuple(1 if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
+    cases = []
     for dtype in ("float32", "int64"):
         if not (kind == "mean" and dtype == "int64"):
             stage = single(kind, [T(shape, dtype)], T(kept, dtype), axes=axes, keepdims=keepdims)
@@ -166,7 +188,8 @@ def test_reductions(
             if kind == "sum" and dtype == "float32":  # its terms may nearly cancel
                 terms, sums = np.abs(x).sum(axes), np.abs(x.sum(axes))
                 tolerance = max(tolerance, 2e-6 * terms.max() / sums.max())
-            check(stage, x, tolerance=tolerance)
+            cases.append(case(stage, x, tolerance=tolerance))
+    check_each(cases)
 
 
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
@@ -188,8 +211,7 @@ def test_extremes_of_booleans_and_nan(kind: str) -> None:
 @pytest.mark.parametrize(("shape", "axis"), [((3, 17), 1), ((3, 5, 2), 1), ((9,), 0), ((4, 1), 1)])
 def test_softmax(kind: str, shape: tuple[int, ...], axis: int) -> None:
     stage = single(kind, [T(shape)], T(shape), axis=axis)
-    check(stage)
-    check(stage, *random_inputs(stage, fresh_seed(), 100.0))
+    check_each([case(stage), case(stage, *random_inputs(stage, fresh_seed(), 100.0))])
 
 
 def test_norms() -> None:

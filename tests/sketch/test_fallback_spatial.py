@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import fresh_seed, random_inputs
-from tests.sketch.test_fallback import T, check, single
+from tests.sketch.test_fallback import T, case, check, check_each, single
 
 
 # contractions -------------------------------------------------------------------------------------
@@ -130,10 +130,15 @@ def test_pools(
 ) -> None:
     x, y = ((2, 3, *size), (2, 3, *out)) if layout == "NCHW" else ((2, *size, 3), (2, *out, 3))
     attrs = {"kernel": kernel, "strides": strides, "padding": padding, "layout": layout}
-    for dtype in ("float32", "int64"):
-        check(single("max_pool2d", [T(x, dtype)], T(y, dtype), dilation=(1, 1), **attrs))
-    for include in (False, True):
-        check(single("avg_pool2d", [T(x)], T(y), count_include_pad=include, **attrs))
+    stages = [
+        single("max_pool2d", [T(x, dtype)], T(y, dtype), dilation=(1, 1), **attrs)
+        for dtype in ("float32", "int64")
+    ]
+    stages += [
+        single("avg_pool2d", [T(x)], T(y), count_include_pad=include, **attrs)
+        for include in (False, True)
+    ]
+    check_each([case(stage) for stage in stages])
 
 
 def test_dilated_pool_and_nan() -> None:
@@ -156,6 +161,7 @@ def test_dilated_pool_and_nan() -> None:
 )
 @pytest.mark.parametrize("method", ["nearest", "linear", "cubic"])
 def test_resize(method: str, coordinates: str, layout: str) -> None:
+    cases = []
     for (h, w), (oh, ow) in (
         ((7, 9), (14, 23)),
         ((5, 6), (1, 4)),
@@ -168,15 +174,15 @@ def test_resize(method: str, coordinates: str, layout: str) -> None:
         for rounding in (
             ("floor", "ceil", "round", "round_prefer_ceil") if method == "nearest" else ("round",)
         ):
-            check(
-                single(
-                    "resize2d",
-                    [T(x)],
-                    T(y),
-                    method=method,
-                    coordinates=coordinates,
-                    rounding=rounding,
-                    cubic_alpha=-0.75,
-                    layout=layout,
-                )
+            stage = single(
+                "resize2d",
+                [T(x)],
+                T(y),
+                method=method,
+                coordinates=coordinates,
+                rounding=rounding,
+                cubic_alpha=-0.75,
+                layout=layout,
             )
+            cases.append(case(stage))
+    check_each(cases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 from math import ceil, floor
@@ -21,6 +22,7 @@ from tests.kernels import (
     reference,
     runnable,
     some_kernels,
+    some_kernels_of,
     targets,
 )
 
@@ -55,13 +57,17 @@ def resizing(
 
 
 def check(stage: Stage, name: str, tolerance: float = 2e-6) -> None:
+    check_each([stage], name, tolerance)
+
+
+def check_each(stages: Sequence[Stage], name: str, tolerance: float = 2e-6) -> None:
     machine = runnable(name)
-    sketch = resize.match(stage, machine)
-    assert sketch is not None
-    inputs = random_inputs(stage, fresh_seed())
-    wanted = reference(stage, inputs)
-    for built in some_kernels(sketch, machine):
-        assert_close(built(*inputs, unaligned=True), wanted, tolerance)
+    found = [sketch for stage in stages if (sketch := resize.match(stage, machine)) is not None]
+    assert len(found) == len(stages)
+    inputs = [random_inputs(stage, fresh_seed()) for stage in stages]
+    wanted = [reference(stage, given) for stage, given in zip(stages, inputs, strict=True)]
+    for n, built in some_kernels_of(found, machine):
+        assert_close(built(*inputs[n], unaligned=True), wanted[n], tolerance)
 
 
 SIZES = [
@@ -79,20 +85,21 @@ COORDINATES = ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("method", ["linear", "cubic"])
 def test_interpolation(method: str, coordinates: str, layout: str) -> None:
-    for size, out in SIZES:
-        check(resizing(size, out, method, coordinates, layout=layout, channels=9), "x86-64-v3")
+    stages = [
+        resizing(size, out, method, coordinates, layout=layout, channels=9) for size, out in SIZES
+    ]
+    check_each(stages, "x86-64-v3")
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
 def test_nearest(rounding: str, layout: str) -> None:
     for coordinates in COORDINATES:
-        for size, out in SIZES:
-            check(
-                resizing(size, out, "nearest", coordinates, rounding, layout, channels=5),
-                "x86-64-v3",
-                0,
-            )
+        stages = [
+            resizing(size, out, "nearest", coordinates, rounding, layout, channels=5)
+            for size, out in SIZES
+        ]
+        check_each(stages, "x86-64-v3", 0)
 
 
 @pytest.mark.parametrize("coordinates", COORDINATES)

@@ -5,6 +5,8 @@ Tolerance: 2e-6 of the largest magnitude; cubic weights reach 1.4 and are summed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stag
 from tests.kernels import (
     assert_close,
     build,
-    build_each,
+    build_all,
     fresh_seed,
     random_inputs,
     reference,
@@ -54,13 +56,20 @@ def stage(size: tuple[int, int], out: tuple[int, int], **attrs: str) -> Stage:
 
 
 def check(given: Stage, name: str) -> None:
-    machine = runnable(name)
-    sketch = resize.match(given, machine)
-    assert sketch is not None and sketch.columns is not None, "not by permuted vectors"
-    inputs = random_inputs(given, fresh_seed())
-    want = reference(given, inputs)
-    every = list(configs(sketch))
-    for _, kernel in build_each(sketch, {every[0], every[-1]}, machine):
+    check_each([given], name)
+
+
+def check_each(stages: Sequence[Stage], name: str) -> None:
+    machine, chosen, cases = runnable(name), [], []
+    for one in stages:
+        sketch = resize.match(one, machine)
+        assert sketch is not None and sketch.columns is not None, "not by permuted vectors"
+        inputs = random_inputs(one, fresh_seed())
+        every = list(configs(sketch))
+        for config in {every[0], every[-1]}:
+            chosen.append((sketch, config))
+            cases.append((inputs, reference(one, inputs)))
+    for kernel, (inputs, want) in zip(build_all(chosen, machine), cases, strict=True):
         assert_close(kernel(*inputs, unaligned=True), want, 2e-6)
 
 
@@ -68,18 +77,18 @@ def check(given: Stage, name: str) -> None:
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("method", ["linear", "cubic"])
 def test_interpolation(method: str, coordinates: str, name: str) -> None:
-    for size, out in SIZES:
-        check(stage(size, out, method=method, coordinates=coordinates), name)
+    stages = [stage(size, out, method=method, coordinates=coordinates) for size, out in SIZES]
+    check_each(stages, name)
 
 
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_nearest(rounding: str, coordinates: str) -> None:
-    for size, out in SIZES[:4]:
-        check(
-            stage(size, out, method="nearest", coordinates=coordinates, rounding=rounding),
-            "x86-64-v3",
-        )
+    stages = [
+        stage(size, out, method="nearest", coordinates=coordinates, rounding=rounding)
+        for size, out in SIZES[:4]
+    ]
+    check_each(stages, "x86-64-v3")
 
 
 @pytest.mark.parametrize("name", targets())
