@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 
 from gtco.codegen.llvm import NO_ALIAS, compile_functions
 from gtco.codegen.load import load
@@ -87,3 +87,23 @@ def test_loaded_kernels_leave_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(BuildError, match="cannot link kernels"):
         load([function], machine)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("linker", ["", "/bin/false", "its own"])
+def test_what_the_linker_alone_cannot_do_the_compiler_does(
+    linker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel calls a function of the compiler's own library, which the linker does not know."""
+    machine, one = runnable("x86-64-v3"), TensorType((1,))
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        x = em.load(args.inputs["x"], [0])
+        em.store(args.output, [0], tirx.call_extern("float32", "__powisf2", x, 3))
+
+    function = kernel("cube", {"x": one}, one, 0, 8, body)
+    if linker != "its own":
+        monkeypatch.setattr("gtco.codegen.load.linker_of", lambda _: linker)
+    x, y = np.float32([1.5]), np.zeros(1, np.float32)
+    pointers = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), None)
+    load([function], machine).cube(*pointers, ctypes.c_int64(0), ctypes.c_int64(1))
+    assert y[0] == 1.5**3

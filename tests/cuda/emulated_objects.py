@@ -94,7 +94,9 @@ def compiled_object(
     if not path.exists():
         text = path.with_suffix(".cpp")
         text.write_text(source)
-        if names and DEVICE_HEADER in included:  # a kernel: its text begins with this header
+        first = source.partition('#include "')[0]
+        # A kernel's text begins with this header, unless it has definitions for it.
+        if names and DEVICE_HEADER in included and "#define" not in first:
             flags = [*flags, "-include", str(_precompiled(flags))]
         renames = [f"--redefine-sym={old}={new}" for old, new in names.items()]
         _make(
