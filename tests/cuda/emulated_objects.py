@@ -43,10 +43,10 @@ def link(objects: Sequence[Path]) -> Path:
     """A shared object of these objects and the emulator, kept by their texts."""
     runtime, library = _emulator(), _cpp_library()
     every = [str(o) for o in (*objects, runtime, library)]
-    path = _kept(every, ".so")
+    # Without the libraries of a program: to search them takes ten times as long as the rest.
+    alone = ["-shared", "-nodefaultlibs", "-fno-use-linker-plugin", "-Wl,--no-as-needed"]
+    path = _kept([*alone, *every], ".so")
     if not path.exists():
-        # Without the libraries of a program: to search them takes ten times as long as the rest.
-        alone = ["-shared", "-nostdlib", "-fno-use-linker-plugin", "-Wl,--no-as-needed"]
         _make(path, lambda to: ["g++", *alone, "-o", to, *every, "-lgcc"])
     return path
 
@@ -57,8 +57,7 @@ def _emulator() -> Path:
         compiled_object((HERE / name).read_text(), ["-DGTCO_ARCH=800", "-O2", "-g0"])
         for name in RUNTIME
     ]
-    own = "void* __dso_handle __attribute__((visibility(\"hidden\"))) = &__dso_handle;\n"
-    every = [str(o) for o in (*parts, compiled_object(f'extern "C" {{ {own}}}\n', ["-g0"]))]
+    every = [str(part) for part in parts]
     path = _kept(every, ".o")
     if not path.exists():
         _make(path, lambda to: ["ld", "-r", "-o", to, *every])
