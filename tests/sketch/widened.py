@@ -16,7 +16,9 @@ from tests.kernels import assert_close, build_each, fresh_seed, reference, runna
 from tests.sketch.test_bfloat16 import chain, window
 
 T = TensorType
-TOLERANCE = 2e-6  # float32 sums of products, whose last bits float32 does not hold
+# Float32 sums of up to 1100 products, one after the other: roundings of 2**-24 add up like noise,
+# to four times sqrt(1100) of them in the worst of a thousand elements.
+TOLERANCE = 8e-6
 
 
 def conv(
