@@ -65,8 +65,8 @@ def _emulator() -> Path:
 
 
 def _cpp_library() -> Path:
-    """An empty library by the name of the C++ library. What is linked with it asks for the real
-    one when it is loaded, and finds there what it calls.
+    """The path of an empty library that bears the C++ library's name. A kernel is linked with this
+    one, which is quick. When the kernel is loaded, the system loads the real library by that name.
     """
     path = _kept(["libstdc++.so.6"], ".so")
     if not path.exists():

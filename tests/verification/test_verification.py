@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -51,6 +52,15 @@ def softmax_onnx() -> onnx.ModelProto:
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 8])
     graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"], axis=-1)], "g", [x], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def in_form(model: onnx.ModelProto, form: str, folder: Path) -> onnx.ModelProto | Path:
+    """The model itself ("proto"), or a file of it with all weights beside it ("path")."""
+    if form == "proto":
+        return model
+    path = folder / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    return path
 
 
 @pytest.mark.parametrize("form", ["proto", "bytes", "path", "str"])
@@ -115,12 +125,7 @@ def test_a_bfloat16_file_is_run_in_float32(form, tmp_path):
     model.graph.initializer.append(
         helper.make_tensor("w", TensorProto.BFLOAT16, (8, 8), w.tobytes(), raw=True)
     )
-    source = model
-    if form == "path":
-        source = tmp_path / "m.onnx"
-        onnx.save(
-            model, source, save_as_external_data=True, location="m.data", size_threshold=0
-        )  # fmt: skip
+    source = in_form(model, form, tmp_path)
     specs = (TensorSpec("x", "bfloat16", (2, 8)),), (TensorSpec("y", "bfloat16", (2, 8)),)
 
     def right(x):
@@ -267,12 +272,7 @@ def test_a_format_newer_than_onnx_runtime_reads(form, tmp_path):
     )
     v = np.random.default_rng(0).standard_normal((1, 1, 7, 4)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(v, "v"))
-    source = model
-    if form == "path":
-        source = tmp_path / "m.onnx"
-        onnx.save(
-            model, source, save_as_external_data=True, location="m.data", size_threshold=0
-        )  # fmt: skip
+    source = in_form(model, form, tmp_path)
     feeds = {name: np.zeros((1, 1, n, 4), np.float32) for name, n in (("q", 5), ("k", 7))}
     with ExitStack() as stack:
         reference = open_reference(source, stack, ["q", "k"])
@@ -298,12 +298,7 @@ def test_a_row_that_finfo_min_masks_is_the_mean_for_onnxs_attention_too(form, tm
         { y = Attention(q, k, v, m) }"""
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(v, "v"))
-    if form == "path":
-        onnx.save(
-            model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data",
-            size_threshold=0,
-        )  # fmt: skip
-        model = tmp_path / "m.onnx"
+    model = in_form(model, form, tmp_path)
     feeds = {"q": rng.standard_normal((2, 1, 5, 4)), "k": rng.standard_normal((2, 1, 7, 4))}
     feeds["m"] = np.zeros((2, 1, 5, 7))
     feeds["m"][:, :, 2] = np.finfo(np.float32).min
