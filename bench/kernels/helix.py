@@ -1,15 +1,17 @@
-"""Products of any size from one library, beside oneDNN and ONNX Runtime (Helix, Table 7).
+"""Products and convolutions of any size from one library, beside oneDNN and ONNX Runtime (Helix,
+Table 7).
 
-    python -m bench helix [--group G ...] [--sample N] [--rounds R] [--out FILE] [--seconds S]
+    python -m bench helix [products|convolutions] [--group G ...] [--sample N] [--rounds R] ...
     python -m bench helix --picks [--group G ...] [--sample N] [--seconds S]
 
-``helix-gemm.csv`` has the 1213 public products of the paper's evaluation (Helix, Tables 5 and 11;
-Creative Commons Attribution 4.0): m, n, k and the group. gtco compiles one library before the first
-product, and picks a kernel of it for each. Every system is a process of its own, its weights are
-packed beforehand, and rounds are interleaved. FLOPs are 2 m n k.
+The cases are the public ones of the paper's evaluation (Creative Commons Attribution 4.0): 1213
+products (Tables 5 and 11; helix-gemm.csv) and 1318 convolutions (helix-conv.csv). gtco compiles one
+library before the first case, and picks a kernel of it for each. Every system is a process of its
+own, its weights are packed beforehand, images have their channels innermost, and rounds are
+interleaved. FLOPs are those of the multiplications, padding's included.
 
-``--picks`` times every candidate of products of at most 0.4 GFLOP instead
-(:mod:`bench.kernels.helix_picks`). ``--out`` keeps a line of JSON for each product. A run goes on
+``--picks`` times every candidate of cases of at most 0.4 GFLOP instead
+(:mod:`bench.kernels.helix_picks`). ``--out`` keeps a line of JSON for each case. A run goes on
 where the file ends, and its tables are those of the whole file.
 """
 
@@ -30,6 +32,7 @@ from statistics import median
 
 from gtco.cli.arguments import positive
 from gtco.driver.products import compile_products
+from gtco.runtime.convolutions import Convolution
 
 from ..harness.machine import describe
 from ..harness.process import Worker, WorkerError
@@ -37,12 +40,12 @@ from ..harness.steps import say
 from ..harness.suite import available_threads
 from . import helix_picks
 
-SHAPES = Path(__file__).with_name("helix-gemm.csv")
+SHAPES = {"products": "helix-gemm.csv", "convolutions": "helix-conv.csv"}
 GROUPS = ("transformer", "cnn", "gnn", "deepbench")
 SYSTEMS = ("gtco", "onednn", "onnxruntime")
 PEERS = SYSTEMS[1:]
 COMMAND = (sys.executable, "-m", "gtco.bench.kernels.helix_systems")
-LARGE, EVERY = 1e10, 40  # FLOPs of large products, and which of them are timed
+LARGE, EVERY = 1e10, 40  # FLOPs of large cases, and which of them are timed
 WEIGHTS = 64e6  # bytes of the copies of the weights together, where there are several
 MOST_COPIES = 8
 WARM, CALLS = 0.03, 0.02  # seconds of calls that do not count, and of a round
@@ -50,33 +53,52 @@ WARM, CALLS = 0.03, 0.02  # seconds of calls that do not count, and of a round
 
 @dataclass(frozen=True)
 class Case:
-    """A product of a group."""
+    """A product or a convolution of a group. ``sizes``: (m, n, k), or (batch, channels, height,
+    width, output channels, kernel height, kernel width, stride, padding).
+    """
 
-    m: int
-    n: int
-    k: int
+    sizes: tuple[int, ...]
     group: str
 
     @property
+    def product(self) -> tuple[int, int, int]:
+        """m, n and k; of a convolution those of the product that it is."""
+        if len(self.sizes) == 3:
+            m, n, k = self.sizes
+            return m, n, k
+        batch, channels, _, _, n, kernel_h, kernel_w, *_ = self.sizes
+        out_h, out_w = self.convolution.output
+        return batch * out_h * out_w, n, kernel_h * kernel_w * channels
+
+    @property
+    def convolution(self) -> Convolution:
+        batch, channels, height, width, _, *window = self.sizes
+        return Convolution(batch, height, width, channels, *window)
+
+    @property
     def flops(self) -> float:
-        return 2.0 * self.m * self.n * self.k
+        m, n, k = self.product
+        return 2.0 * m * n * k
 
     @property
     def name(self) -> str:
-        return f"{self.group} {self.m}x{self.n}x{self.k}"
+        return f"{self.group} {'x'.join(map(str, self.sizes))}"
 
     @property
     def copies(self) -> int:
-        return max(1, min(MOST_COPIES, round(WEIGHTS / (4.0 * self.n * self.k))))
+        _, n, k = self.product
+        return max(1, min(MOST_COPIES, round(WEIGHTS / (4.0 * n * k))))
 
 
-def cases(groups: Sequence[str] = GROUPS, sample: int | None = None) -> list[Case]:
-    """The products in a drawn order that is always the same, so that the first ones stand for all.
-    Of those of more than :data:`LARGE` FLOPs there is every :data:`EVERY`-th.
+def cases(
+    kind: str = "products", groups: Sequence[str] = GROUPS, sample: int | None = None
+) -> list[Case]:
+    """The cases in a drawn order that is always the same, so that the first ones stand for all. Of
+    those of more than :data:`LARGE` FLOPs there is every :data:`EVERY`-th.
     """
-    with SHAPES.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    every = [Case(int(row["m"]), int(row["n"]), int(row["k"]), row["group"]) for row in rows]
+    with Path(__file__).with_name(SHAPES[kind]).open(newline="") as file:
+        _, *rows = csv.reader(file)
+    every = [Case(tuple(map(int, sizes)), group) for *sizes, group in rows]
     large = [case for case in every if case.flops > LARGE]
     left_out = set(large) - set(large[::EVERY])
     found = [case for case in every if case.group in groups and case not in left_out]
@@ -97,18 +119,18 @@ class Reading:
     @staticmethod
     def from_json(line: str) -> Reading:
         value = json.loads(line)
-        return Reading(Case(*(value[x] for x in ("m", "n", "k", "group"))), value["seconds"])
+        return Reading(Case(tuple(value["sizes"]), value["group"]), value["seconds"])
 
 
 def read(
     case: Case, workers: dict[str, Worker], library: Path, rounds: int, threads: int
 ) -> Reading:
-    """Times a product in all systems. Raises :class:`WorkerError` if one fails."""
+    """Times a case in all systems. Raises :class:`WorkerError` if one fails."""
     calls, found = {}, {name: [] for name in workers}  # type: ignore[var-annotated]
     for name, worker in workers.items():
         job = {
             "system": name,
-            "sizes": [case.m, case.n, case.k],
+            "sizes": case.sizes,
             "copies": case.copies,
             "threads": threads,
             "library": str(library),
@@ -147,7 +169,7 @@ def table(readings: Iterable[Reading]) -> str:
         cells = []
         for peer in PEERS:
             logs = [log(r.seconds[peer] / r.seconds["gtco"]) for r in mine]
-            # a large product stands for those that were left out
+            # a large case stands for those that were left out
             weights = [EVERY if r.case.flops > LARGE else 1 for r in mine]
             mean = sum(w * x for w, x in zip(weights, logs, strict=True)) / sum(weights)
             ahead = sum(w for w, x in zip(weights, logs, strict=True) if x > 0) / sum(weights)
@@ -166,7 +188,7 @@ def load(file: Path) -> list[Reading]:
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     end = time.monotonic() + options.seconds
-    wanted = cases(options.group or GROUPS, options.sample)
+    wanted = cases(options.kind, options.group or GROUPS, options.sample)
     readings = load(options.out) if options.out else []
     if options.out and not options.picks and not options.out.exists():
         options.out.write_text(json.dumps(describe(options.threads)) + "\n")
@@ -205,17 +227,17 @@ def main(argv: Sequence[str]) -> int:
         finally:
             for worker in workers.values():
                 worker.kill()
-    say(f"\n{len(readings)} of {len(wanted)} products\n")
+    say(f"\n{len(readings)} of {len(wanted)} {options.kind}\n")
     say(table(readings))
     return 0
 
 
 def _picks(wanted: Sequence[Case], threads: int, end: float) -> int:
     small = [case for case in wanted if case.flops <= helix_picks.MOST_FLOPS]
-    products = [(case.name, case.m, case.n, case.k, case.copies) for case in small]
     with tempfile.TemporaryDirectory(prefix="gtco-helix-") as folder:
         library = compile_products(Path(folder, "products.so"))
-        helix_picks.report(library, products, threads, end, say)
+        named = [(case.name, case.sizes, case.copies) for case in small]
+        helix_picks.report(library, named, threads, end, say)
     return 0
 
 
@@ -223,11 +245,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench helix", description=str(__doc__).split("\n\n")[0]
     )
-    parser.add_argument("--group", nargs="*", choices=GROUPS, help="of products; all of them")
+    parser.add_argument(
+        "kind", nargs="?", choices=tuple(SHAPES), default="products", help="%(default)s"
+    )
+    parser.add_argument("--group", nargs="*", choices=GROUPS, help="of cases; all of them")
     parser.add_argument("--sample", type=positive, help="the first so many of the drawn order")
-    parser.add_argument("--rounds", type=positive, default=3, help="of each product; %(default)s")
-    parser.add_argument("--seconds", type=positive, default=3600, help="no product begins later")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="readings, a line a product")
-    parser.add_argument("--picks", action="store_true", help="all candidates of each product")
+    parser.add_argument("--rounds", type=positive, default=3, help="of each case; %(default)s")
+    parser.add_argument("--seconds", type=positive, default=3600, help="no case begins later")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="readings, a line a case")
+    parser.add_argument("--picks", action="store_true", help="all candidates of each case")
     parser.add_argument("--threads", type=positive, default=available_threads())
     return parser

@@ -1,4 +1,4 @@
-"""How good the picks of ``bench helix`` are: every candidate of a product is timed in this process,
+"""How good the picks of ``bench helix`` are: every candidate of a case is timed in this process,
 in interleaved rounds, and the pick stands at its share of the best. What the choice itself takes
 stands beside it. The best of many readings is partly luck, so the share is a lower bound.
 """
@@ -11,38 +11,51 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 import numpy as np
 
+from gtco.runtime.convolutions import Convolutions
 from gtco.runtime.products import Products
 
+from .helix_systems import convolution_of, operands
+
 CLOCK = time.perf_counter
-MOST_FLOPS = 4e8  # of a product whose candidates are all timed
+MOST_FLOPS = 4e8  # of a case whose candidates are all timed
 ROUNDS, LEAST = 3, 2e-4  # of a candidate; seconds of one round
 CHOICES = 50  # of which the least time counts
 
 
 @dataclass(frozen=True)
 class Picked:
-    """The best candidate's time over the pick's, and the choice's over the product's."""
+    """The best candidate's time over the pick's, and the choice's over the run's."""
 
     share: float
     overhead: float
 
 
-def picked(library: Products, m: int, n: int, k: int, copies: int) -> Picked:
-    """Times all candidates of a product."""
-    random = np.random.default_rng(0)
-    a = random.random((m, k), np.float32)
-    packed = [library.pack(random.random((k, n), np.float32)) for _ in range(copies)]
-    out = np.empty((m, n), np.float32)
-    turn = itertools.cycle([library.runner(a, one, out) for one in packed])
-    found = library.candidates(m, n, k)
+def picked(
+    products: Products, convolutions: Convolutions, sizes: Sequence[int], copies: int
+) -> Picked:
+    """Times all candidates of a product or a convolution."""
+    x, weights = operands(sizes, copies)
+    opened: Products | Convolutions = products
+    if len(sizes) == 3:
+        m, n, k = sizes
+        problem: tuple[Any, ...] = m, n, k
+        out = np.empty((m, n), np.float32)
+    else:
+        c = convolution_of(sizes)
+        opened, problem = convolutions, (c, sizes[4])
+        out = np.empty((c.batch, *c.output, sizes[4]), np.float32)
+    packed = [opened.pack(one).data for one in weights]
+    turn = itertools.cycle([opened.runner(x, one, out) for one in packed])
+    found = opened.candidates(*problem)
     pick = min(range(len(found)), key=lambda i: found[i][1])
     seconds = [float("inf")] * len(found)
     for _ in range(ROUNDS):
         for number, (config, _price) in enumerate(found):
-            library.set(m, n, k, config)
+            opened.set(*problem, config)
             next(turn)()
             end = CLOCK() + LEAST
             while True:
@@ -52,7 +65,7 @@ def picked(library: Products, m: int, n: int, k: int, copies: int) -> Picked:
                 seconds[number] = min(seconds[number], now - begin)
                 if now > end:
                     break
-    choosing = min(_timed(lambda: library.choose(m, n, k)) for _ in range(CHOICES))
+    choosing = min(_timed(lambda: opened.choose(*problem)) for _ in range(CHOICES))
     return Picked(min(seconds) / seconds[pick], choosing / seconds[pick])
 
 
@@ -64,24 +77,24 @@ def _timed(call: Callable[[], object]) -> float:
 
 def report(
     library: Path,
-    products: Sequence[tuple[str, int, int, int, int]],
+    cases: Sequence[tuple[str, Sequence[int], int]],
     threads: int,
     end: float,
     say: Callable[[str], None],
 ) -> None:
-    """Prints each product (its name, m, n, k and copies of its weights) and the means."""
+    """Prints each case (its name, sizes and copies of its weights) and the means."""
     found = []
-    with Products(library, threads) as opened:
-        for name, m, n, k, copies in products:
+    with Products(library, threads) as products, Convolutions(library, threads) as convolutions:
+        for name, sizes, copies in cases:
             if time.monotonic() > end:
                 break
-            found.append(picked(opened, m, n, k, copies))
+            found.append(picked(products, convolutions, sizes, copies))
             say(f"{name}: {found[-1].share:.3f} of the best candidate")
     if found:
         shares = [one.share for one in found]
         overhead = geometric_mean([one.overhead for one in found])
         say(
-            f"\n{len(found)} products: the pick stands at {geometric_mean(shares):.3f} of the best "
+            f"\n{len(found)} cases: the pick stands at {geometric_mean(shares):.3f} of the best "
             f"candidate, worst {min(shares):.3f}; a choice that is not remembered takes "
-            f"{overhead:.2%} of the product (geometric means; from Python)"
+            f"{overhead:.2%} of a run (geometric means; from Python)"
         )

@@ -1,6 +1,6 @@
-"""Compiles a library of products of any size (Helix, Algorithm 3, ``OfflineCompile``): the kernels
-of an operator class once, and beside them the figures of the machine by which one is chosen when
-sizes become known.
+"""Compiles a library of products and convolutions of any size (Helix, Algorithm 3,
+``OfflineCompile``): the kernels of an operator class once, and beside them the figures of the
+machine by which one is chosen when sizes become known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gtco.machine.target import Target, cpu_target
 from gtco.runtime.products_table import ProductsTable, TableKernel, features_of, write_products
 from gtco.search.calibration.profile import machine_table
 from gtco.search.calibration.rates import RateTable
-from gtco.tensor.nest.open import FewColumns, OpenNest, few_columns, nests
+from gtco.tensor.nest.open import FEEDS, FewColumns, OpenNest, few_columns, nests
 from gtco.tensor.nest.open_columns import columns_kernel
 from gtco.tensor.nest.open_loops import open_kernel
 
@@ -21,8 +21,9 @@ from gtco.tensor.nest.open_loops import open_kernel
 def compile_products(
     path: str | os.PathLike[str], target: str = "native", rates: RateTable | None = None
 ) -> Path:
-    """Writes the library of float32 products to ``path`` (ending in .so), with its C header beside
-    it. :class:`gtco.runtime.products.Products` opens it.
+    """Writes the library of float32 products and convolutions to ``path`` (ending in .so), with its
+    C header beside it. :class:`gtco.runtime.products.Products` and
+    :class:`gtco.runtime.convolutions.Convolutions` open it.
 
     ``rates``: the machine's; None means those measured here, or the target's constants. Raises
     :class:`BuildError` if there is no C compiler or the files cannot be written.
@@ -52,13 +53,13 @@ def products_table(
                 f"gtco_{nest.name}",
                 nest.row.rows,
                 nest.row.vectors,
-                nest.packed,
+                FEEDS.index(nest.feed),
                 tuple(rates.rate(nest.row.kernel_of(r + 1)) for r in range(nest.row.rows)),
             )
             for nest in kernels
         )
         + tuple(
-            TableKernel(f"gtco_{nest.name}", nest.rows, 0, False, (), nest.columns) for nest in few
+            TableKernel(f"gtco_{nest.name}", nest.rows, 0, 0, (), nest.columns) for nest in few
         ),
         lanes=target.lanes,
         l1=l1.capacity,

@@ -8,17 +8,20 @@ from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gtco.support.errors import ArtifactError, ShapeError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 ALIGNMENT = 64  # bytes, of packed weights
 MOST = 512  # candidates of a product
 
 
-class _Config(ctypes.Structure):
+class ConfigFields(ctypes.Structure):
     """gtco_product_config"""
 
     _fields_ = tuple((name, c_int64) for name in ("kernel", "chunks_m", "chunks_n", "kc", "held"))
@@ -38,19 +41,28 @@ class ProductConfig:
     held: int
 
 
+_CHOICE = POINTER(ConfigFields), POINTER(c_double)
+_SIZES = c_int64, c_int64, c_int64
+_IMAGES = c_void_p, c_int64  # gtco_convolution, and the output's channels
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "open": (c_void_p, (c_int,)),
-    "close": (None, (c_void_p,)),
-    "packed_bytes": (c_int64, (c_int64, c_int64)),
-    "pack": (c_int, (c_void_p, c_int64, c_int64, c_void_p)),
-    "workspace_bytes": (c_int64, (c_void_p, *[c_int64] * 3)),
-    "set": (c_int, (c_void_p, *[c_int64] * 3)),
-    "set_config": (c_int, (c_void_p, *[c_int64] * 3, POINTER(_Config))),
-    "run": (c_int, (c_void_p,) * 4),
-    "choose": (c_int, (c_void_p, *[c_int64] * 3, POINTER(_Config), POINTER(c_double))),
-    "candidates": (c_int, (c_void_p, *[c_int64] * 3, c_int, POINTER(_Config), POINTER(c_double))),
-    "kernel_name": (c_char_p, (c_int64,)),
-    "error": (c_char_p, (c_void_p,)),
+    "products_open": (c_void_p, (c_int,)),
+    "products_close": (None, (c_void_p,)),
+    "products_packed_bytes": (c_int64, (c_int64, c_int64)),
+    "products_pack": (c_int, (c_void_p, c_int64, c_int64, c_void_p)),
+    "products_workspace_bytes": (c_int64, (c_void_p, *_SIZES)),
+    "products_set": (c_int, (c_void_p, *_SIZES)),
+    "products_set_config": (c_int, (c_void_p, *_SIZES, POINTER(ConfigFields))),
+    "products_run": (c_int, (c_void_p,) * 4),
+    "products_choose": (c_int, (c_void_p, *_SIZES, *_CHOICE)),
+    "products_candidates": (c_int, (c_void_p, *_SIZES, c_int, *_CHOICE)),
+    "products_kernel_name": (c_char_p, (c_int64,)),
+    "products_error": (c_char_p, (c_void_p,)),
+    "convolutions_packed_bytes": (c_int64, _IMAGES),
+    "convolutions_pack": (c_int, (c_void_p, *_IMAGES, c_void_p)),
+    "convolutions_set": (c_int, (c_void_p, *_IMAGES)),
+    "convolutions_set_config": (c_int, (c_void_p, *_IMAGES, POINTER(ConfigFields))),
+    "convolutions_choose": (c_int, (c_void_p, *_IMAGES, *_CHOICE)),
+    "convolutions_candidates": (c_int, (c_void_p, *_IMAGES, c_int, *_CHOICE)),
 }
 
 
@@ -63,16 +75,25 @@ class PackedWeights:
     data: np.ndarray
 
 
-class Products:
-    """An open library. C[m, n] = A[m, k] x B[k, n] in float32, for any sizes::
+def fields_of(config: ProductConfig) -> ConfigFields:
+    """The config as C has it."""
+    return ConfigFields(config.kernel, config.chunks_m, config.chunks_n, config.kc, config.held)
 
-        products = Products("products.so")
-        weights = products.pack(b)
-        c = products(a, weights)
 
-    ``threads``: None means as many as the process has cores. Calls must not overlap; open the
-    library once for each thread that calls it. Raises :class:`ArtifactError` if the file cannot be
-    opened here.
+def aligned(nbytes: int) -> np.ndarray:
+    """So many bytes of float32 at a multiple of :data:`ALIGNMENT`."""
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : nbytes + start].view(np.float32)
+
+
+class OpenedKernels:
+    """An open library and its threads: what :class:`Products` and
+    :class:`gtco.runtime.convolutions.Convolutions` share. Calls must not overlap; open the library
+    once for each thread that calls it.
+
+    ``threads``: None means as many as the process has cores. Raises :class:`ArtifactError` if the
+    file cannot be opened here.
     """
 
     def __init__(self, path: str | os.PathLike[str], threads: int | None = None) -> None:
@@ -80,7 +101,7 @@ class Products:
         try:
             self._library = ctypes.CDLL(str(Path(path).absolute()))
             for name, (result, arguments) in PROTOTYPES.items():
-                function = getattr(self._library, f"gtco_products_{name}")
+                function = getattr(self._library, f"gtco_{name}")
                 function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             raise ArtifactError(
@@ -93,7 +114,7 @@ class Products:
                 f"{path} was compiled for instructions that this CPU lacks, or there is no memory "
                 "for its threads; compile it on this machine"
             )
-        self._set: tuple[int, ...] = ()
+        self._set: object = None  # the sizes of the next run
 
     def close(self) -> None:
         """Ends the threads. The object cannot be called any more."""
@@ -101,7 +122,7 @@ class Products:
         if handle:
             self._library.gtco_products_close(handle)
 
-    def __enter__(self) -> Products:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,15 +131,65 @@ class Products:
     def __del__(self) -> None:
         self.close()
 
+    def runner(self, a: np.ndarray, packed: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+        """A call of the library on these arrays and nothing else, for timing. They fit the sizes
+        that are set; ``packed`` is the data of packed weights.
+        """
+        run, handle = self._library.gtco_products_run, self._open
+        places = a.ctypes.data, packed.ctypes.data, out.ctypes.data
+        held = a, packed, out
+
+        def call() -> None:
+            if run(handle, *places):
+                raise ArtifactError(f"{self._error()} ({len(held)} arrays)")
+
+        return call
+
+    def _listed(self, name: str, *sizes: Any) -> list[tuple[ProductConfig, float]] | None:
+        """The candidates by a function of the library; None where there is no such product."""
+        configs, seconds = (ConfigFields * MOST)(), (c_double * MOST)()
+        count = getattr(self._library, name)(self._open, *sizes, MOST, configs, seconds)
+        if count < 0:
+            return None
+        assert count <= MOST, f"{count} candidates"
+        return [(self._config(configs[i]), seconds[i]) for i in range(count)]
+
+    def _chosen(self, name: str, *sizes: Any) -> tuple[ProductConfig, float] | None:
+        """The choice by a function of the library; None where there is no such product."""
+        config, seconds = ConfigFields(), c_double()
+        if getattr(self._library, name)(self._open, *sizes, byref(config), byref(seconds)):
+            return None
+        return self._config(config), seconds.value
+
+    @property
+    def _open(self) -> int:
+        if not self._handle:
+            raise ArtifactError("the library of products is closed")
+        return self._handle
+
+    def _error(self) -> str:
+        return str(self._library.gtco_products_error(self._open).decode())
+
+    def _config(self, c: ConfigFields) -> ProductConfig:
+        name = self._library.gtco_products_kernel_name(c.kernel).decode()
+        return ProductConfig(name, c.kernel, c.chunks_m, c.chunks_n, c.kc, c.held)
+
+
+class Products(OpenedKernels):
+    """An open library. C[m, n] = A[m, k] x B[k, n] in float32, for any sizes::
+
+        products = Products("products.so")
+        weights = products.pack(b)
+        c = products(a, weights)
+    """
+
     def pack(self, b: np.ndarray) -> PackedWeights:
         """B[k, n] packed once for all m. Raises :class:`ShapeError` unless it is a matrix of
         float32 that has elements.
         """
         _check("B", b)
         k, n = b.shape
-        room = np.empty(self._library.gtco_products_packed_bytes(n, k) + ALIGNMENT, np.uint8)
-        start = -room.ctypes.data % ALIGNMENT
-        packed = room[start : room.size - ALIGNMENT + start].view(np.float32)
+        packed = aligned(self._library.gtco_products_packed_bytes(n, k))
         b = np.ascontiguousarray(b)
         self._library.gtco_products_pack(b.ctypes.data, n, k, packed.ctypes.data)
         return PackedWeights(k, n, packed)
@@ -130,11 +201,9 @@ class Products:
         if config is None:
             answer = self._library.gtco_products_set(self._open, m, n, k)
         else:
-            chosen = _Config(
-                config.kernel, config.chunks_m, config.chunks_n, config.kc, config.held
-            )
-            answer = self._library.gtco_products_set_config(self._open, m, n, k, byref(chosen))
-        self._set = () if answer else (m, n, k)
+            chosen = byref(fields_of(config))
+            answer = self._library.gtco_products_set_config(self._open, m, n, k, chosen)
+        self._set = None if answer else (m, n, k)
         if answer:
             raise ShapeError(self._error())
 
@@ -155,38 +224,20 @@ class Products:
             raise ShapeError(f"out must be a dense float32 array of shape {(m, weights.n)}")
         if self._set != (m, weights.n, k):
             self.set(m, weights.n, k)
-        self.runner(a, weights, out)()
+        self.runner(a, weights.data, out)()
         return out
-
-    def runner(self, a: np.ndarray, weights: PackedWeights, out: np.ndarray) -> Callable[[], None]:
-        """A call of the library on these arrays and nothing else, for timing. The arrays fit the
-        sizes that are set.
-        """
-        run, handle = self._library.gtco_products_run, self._open
-        places = a.ctypes.data, weights.data.ctypes.data, out.ctypes.data
-        held = a, weights, out
-
-        def call() -> None:
-            if run(handle, *places):
-                raise ArtifactError(f"{self._error()} ({len(held)} arrays)")
-
-        return call
 
     def choose(self, m: int, n: int, k: int) -> tuple[ProductConfig, float]:
         """The config of least price for these sizes, and its predicted seconds."""
-        config, seconds = _Config(), c_double()
-        if self._library.gtco_products_choose(self._open, m, n, k, byref(config), byref(seconds)):
+        if (found := self._chosen("gtco_products_choose", m, n, k)) is None:
             raise ShapeError(f"there is no product of m={m}, n={n}, k={k}")
-        return self._config(config), seconds.value
+        return found
 
     def candidates(self, m: int, n: int, k: int) -> list[tuple[ProductConfig, float]]:
         """The configs among which :meth:`choose` chooses, with their predicted seconds."""
-        configs, seconds = (_Config * MOST)(), (c_double * MOST)()
-        count = self._library.gtco_products_candidates(self._open, m, n, k, MOST, configs, seconds)
-        if count < 0:
+        if (found := self._listed("gtco_products_candidates", m, n, k)) is None:
             raise ShapeError(f"there is no product of m={m}, n={n}, k={k}")
-        assert count <= MOST, f"{count} candidates"
-        return [(self._config(configs[i]), seconds[i]) for i in range(count)]
+        return found
 
     def workspace_bytes(self, m: int, n: int, k: int) -> int:
         """Bytes of scratch that a product of these sizes takes, on all threads."""
@@ -194,19 +245,6 @@ class Products:
         if found < 0:
             raise ShapeError(self._error())
         return found
-
-    @property
-    def _open(self) -> int:
-        if not self._handle:
-            raise ArtifactError("the library of products is closed")
-        return self._handle
-
-    def _error(self) -> str:
-        return str(self._library.gtco_products_error(self._open).decode())
-
-    def _config(self, c: _Config) -> ProductConfig:
-        name = self._library.gtco_products_kernel_name(c.kernel).decode()
-        return ProductConfig(name, c.kernel, c.chunks_m, c.chunks_n, c.kc, c.held)
 
 
 def _check(name: str, array: np.ndarray) -> None:

@@ -1,5 +1,5 @@
-"""Writes a library of products of any size: its kernels, the C table by which one is chosen
-(types in csrc/products_table.h), and the header beside it.
+"""Writes a library of products and convolutions of any size: its kernels, the C table by which one
+is chosen (types in csrc/products_table.h), and the header beside it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,31 @@ void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end) {
 }
 """
 SOURCES = (
-    "kernels_begin.c memory.c kernels_end.c products.c products_choose.c thread_pool.c restart.c "
-    "cpu/check.c cpu/count.c cpu/features.c cpu/features_arm.c"
+    "kernels_begin.c memory.c kernels_end.c products.c products_choose.c convolutions.c "
+    "thread_pool.c restart.c cpu/check.c cpu/count.c cpu/features.c cpu/features_arm.c"
 ).split()
 EXPORTS = (
     "gtco_products_open gtco_products_close gtco_products_packed_bytes gtco_products_pack "
     "gtco_products_workspace_bytes gtco_products_set gtco_products_set_config gtco_products_run "
-    "gtco_products_choose gtco_products_candidates gtco_products_kernel_name gtco_products_error"
+    "gtco_products_choose gtco_products_candidates gtco_products_kernel_name gtco_products_error "
+    "gtco_convolutions_packed_bytes gtco_convolutions_pack gtco_convolutions_set "
+    "gtco_convolutions_set_config gtco_convolutions_choose gtco_convolutions_candidates "
+    "gtco_convolutions_output"
 ).split()
 
 
 @dataclass(frozen=True)
 class TableKernel:
-    """A kernel: its symbol, the rows and vectors of its tile, whether it packs A, and the vector
-    operations a second of tiles of 1, 2, ... rows. One of so many ``columns``, with vectors along
+    """A kernel: its symbol, the rows and vectors of its tile, the number of its feed in
+    :data:`gtco.tensor.nest.open.FEEDS`, and the vector operations a second of tiles of 1, 2, ...
+    rows. One of so many ``columns``, with vectors along
     k, has no vectors of columns and no rates.
     """
 
     symbol: str
     rows: int
     vectors: int
-    packed: bool
+    feed: int
     rates: tuple[float, ...]
     columns: int = 0
 
@@ -87,7 +91,7 @@ class ProductsTable:
             lines.append(f"static const double rates_{number}[] = {{{rates}}};")
             rows.append(
                 f"  {{{kernel.symbol}, {c_string(kernel.symbol)}, {kernel.rows}, {kernel.vectors}, "
-                f"{int(kernel.packed)}, {kernel.columns}, rates_{number}}},"
+                f"{kernel.feed}, {kernel.columns}, rates_{number}}},"
             )
         features = [c_string(name) for name in self.features]
         figures = ", ".join(

@@ -70,7 +70,7 @@ def test_every_candidate_is_right_and_the_choice_is_one(
     for config, seconds in found:
         out = np.full((sizes[0], sizes[1]), np.nan, np.float32)
         library.set(*sizes, config)
-        library.runner(a, weights, out)()
+        library.runner(a, weights.data, out)()
         check(a, b, out)
         assert 0 < seconds < 1
     assert library.choose(*sizes) in found
@@ -127,7 +127,7 @@ def test_sizes_that_are_none_are_refused(library: Products, sizes: tuple[int, in
     a, b = drawn(3, 4, 5)
     weights = library.pack(b)
     with pytest.raises(ArtifactError, match="gtco_products_set"):
-        library.runner(a, weights, np.empty((3, 4), np.float32))()
+        library.runner(a, weights.data, np.empty((3, 4), np.float32))()
 
 
 def test_arrays_that_do_not_fit_are_refused(library: Products) -> None:

@@ -25,6 +25,7 @@ from gtco.tensor.nest.open import (
     packed_vectors,
 )
 from gtco.tensor.nest.open_columns import columns_kernel
+from gtco.tensor.nest.open_images import Window
 from gtco.tensor.nest.open_loops import open_kernel
 from tests.fences import fenced
 from tests.kernels import check_guard, guarded, runnable
@@ -35,8 +36,8 @@ NORESERVE = 0x4000  # of mmap: pages that are not touched take no memory
 
 @cache
 def compiled(name: str) -> tuple[Any, tuple[OpenNest | FewColumns, ...], tuple[int, ...]]:
-    """The narrowest and a wide kernel of a target, each direct and packed, and those of few
-    columns; and all widths.
+    """The narrowest and a wide kernel of a target with every feed, and those of few columns; and
+    all widths.
     """
     target = runnable(name)
     every = nests(target)
@@ -60,7 +61,10 @@ def multiplied(
     random = np.random.default_rng(m * n + k)
     a = random.standard_normal((m, k), dtype=np.float32)
     b = random.standard_normal((k, n), dtype=np.float32)
-    held = [fenced(a), fenced(pack(b, lanes_of(nest), widths)), fenced(numbers.array)]
+    read = numbers.array
+    if isinstance(nest, OpenNest) and nest.gathered:  # images of one column, and windows of a pixel
+        read = np.concatenate([read, Window(m, 1, k, 1, 1, 0, m, 1).array])
+    held = [fenced(a), fenced(pack(b, lanes_of(nest), widths)), fenced(read)]
     out, whole = guarded(4 * m * n)
     work, scratch = guarded(numbers.workspace)
     work[:] = 0xFF  # NaN, because scratch is not zeroed

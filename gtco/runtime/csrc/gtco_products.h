@@ -1,4 +1,4 @@
-/* Float32 products C[m, n] = A[m, k] x B[k, n] of any size, from kernels that were compiled once. Matrices are row-major
+/* Float32 products C[m, n] = A[m, k] x B[k, n] and convolutions of any size, from kernels that were compiled once. Matrices are row-major
  * and dense. A handle is used by one thread at a time; several handles may be used at once.
  *
  *   gtco_products* p = gtco_products_open(0);
@@ -50,6 +50,31 @@ int gtco_products_candidates(const gtco_products* p, int64_t m, int64_t n, int64
                              gtco_product_config* configs, double* seconds);
 const char* gtco_products_kernel_name(int64_t kernel); /* NULL: there is none of this number */
 const char* gtco_products_error(const gtco_products* p);
+
+/* Convolutions of any size, by the same kernels. Images are [batch, height, width, channels], the filter is
+ * [kernel_h, kernel_w, channels, n], the output [batch, out_h, out_w, n]; all of them are float32 and dense. Stride and
+ * padding (zeros on all four sides) are the same along both axes.
+ *
+ *   gtco_convolution c = {batch, height, width, channels, kernel_h, kernel_w, stride, padding};
+ *   float* packed = aligned_alloc(64, gtco_convolutions_packed_bytes(&c, n));
+ *   gtco_convolutions_pack(filter, &c, n, packed); // once for any batch, height, width, stride and padding
+ *   gtco_convolutions_set(p, &c, n);
+ *   gtco_products_run(p, images, packed, output); */
+typedef struct {
+  int64_t batch, height, width, channels, kernel_h, kernel_w, stride, padding;
+} gtco_convolution;
+
+int64_t gtco_convolutions_packed_bytes(const gtco_convolution* c, int64_t n);
+int gtco_convolutions_pack(const float* filter, const gtco_convolution* c, int64_t n, float* packed);
+int gtco_convolutions_set(gtco_products* p, const gtco_convolution* c, int64_t n);
+int gtco_convolutions_set_config(gtco_products* p, const gtco_convolution* c, int64_t n,
+                                 const gtco_product_config* config);
+int gtco_convolutions_choose(const gtco_products* p, const gtco_convolution* c, int64_t n, gtco_product_config* config,
+                             double* seconds);
+int gtco_convolutions_candidates(const gtco_products* p, const gtco_convolution* c, int64_t n, int room,
+                                 gtco_product_config* configs, double* seconds);
+/* The sizes of the output's images; 0 where there is none, because a window is larger than a padded image. */
+void gtco_convolutions_output(const gtco_convolution* c, int64_t* out_h, int64_t* out_w);
 
 #ifdef __cplusplus
 }

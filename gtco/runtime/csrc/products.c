@@ -16,11 +16,11 @@
 #define LARGEST ((int64_t)1 << 40) /* of a size, as in gtco/tensor/nest/open.py */
 #define MOST_BYTES ((double)((int64_t)1 << 61))
 #define MOST_TASKS 0x7fffffff
-#define ROOM 512        /* candidates of a product: 3 widths x 2 x 3 blocks of k x 8 cuts x 2 */
+#define ROOM 512        /* candidates of a product: 3 widths x 2 feeds x 3 blocks of k x 8 cuts x 2 */
 #define REMEMBERED 256  /* sizes whose choice is kept */
 
 typedef struct {
-  int64_t m, n, k; /* 0: nothing is kept here */
+  gtco_problem problem; /* of m = 0: nothing is kept here */
   gtco_product_config config;
 } choice;
 
@@ -35,7 +35,7 @@ struct gtco_products {
   char error[256];
 };
 
-static int fail(gtco_products* p, const char* format, ...) {
+int gtco_problem_fail(gtco_products* p, const char* format, ...) {
   va_list values;
   va_start(values, format);
   vsnprintf(p->error, sizeof p->error, format, values);
@@ -43,16 +43,20 @@ static int fail(gtco_products* p, const char* format, ...) {
   return -1;
 }
 
-static int positive(int64_t m, int64_t n, int64_t k) {
+int gtco_positive(int64_t m, int64_t n, int64_t k) {
   if (m < 1 || n < 1 || k < 1 || m > LARGEST || n > LARGEST || k > LARGEST) return 0;
   const double dm = (double)m, dn = (double)n + 128, dk = (double)k;
   return fmax(fmax(dm * dk, dk * dn), dm * dn) * sizeof(float) < MOST_BYTES;
 }
 
+static gtco_problem of_matrix(int64_t m, int64_t n, int64_t k) { return (gtco_problem){.m = m, .n = n, .k = k}; }
+
 static int checked(gtco_products* p, int64_t m, int64_t n, int64_t k) {
-  if (positive(m, n, k)) return 0;
-  return fail(p, "there is no product of m=%lld, n=%lld, k=%lld: sizes are from 1 to 2^40, and no matrix has more than "
-              "2^61 bytes", (long long)m, (long long)n, (long long)k);
+  if (gtco_positive(m, n, k)) return 0;
+  return gtco_problem_fail(p,
+                           "there is no product of m=%lld, n=%lld, k=%lld: sizes are from 1 to 2^40, and no matrix has "
+                           "more than 2^61 bytes",
+                           (long long)m, (long long)n, (long long)k);
 }
 
 EXPORT gtco_products* gtco_products_open(int threads) {
@@ -103,20 +107,11 @@ static int64_t whole(int64_t k) {
   return (k + gtco_the_machine.lanes - 1) / gtco_the_machine.lanes * gtco_the_machine.lanes;
 }
 
-EXPORT int64_t gtco_products_packed_bytes(int64_t n, int64_t k) {
-  if (!positive(1, n, k)) return -1;
-  if (gtco_product_along_k(n, k)) return (n * whole(k) * (int64_t)sizeof(float) + 63) / 64 * 64;
+int64_t gtco_panels_bytes(int64_t n, int64_t k) {
   return (panels_of(n) * k * gtco_the_machine.lanes * (int64_t)sizeof(float) + 63) / 64 * 64;
 }
 
-EXPORT int gtco_products_pack(const float* b, int64_t n, int64_t k, float* packed) {
-  if (!positive(1, n, k)) return -1;
-  if (gtco_product_along_k(n, k)) {
-    memset(packed, 0, (size_t)(n * whole(k)) * sizeof *packed);
-    for (int64_t step = 0; step < k; ++step)
-      for (int64_t column = 0; column < n; ++column) packed[column * whole(k) + step] = b[step * n + column];
-    return 0;
-  }
+void gtco_pack_panels(const float* b, int64_t n, int64_t k, float* packed) {
   const int64_t lanes = gtco_the_machine.lanes, panels = panels_of(n);
   for (int64_t panel = 0; panel < panels; ++panel) {
     const int64_t left = n - panel * lanes, columns = left < 0 ? 0 : left < lanes ? left : lanes;
@@ -126,37 +121,72 @@ EXPORT int gtco_products_pack(const float* b, int64_t n, int64_t k, float* packe
       memset(to + columns, 0, (size_t)(lanes - columns) * sizeof *to);
     }
   }
+}
+
+EXPORT int64_t gtco_products_packed_bytes(int64_t n, int64_t k) {
+  if (!gtco_positive(1, n, k)) return -1;
+  const gtco_problem problem = of_matrix(1, n, k);
+  if (gtco_product_along_k(&problem)) return (n * whole(k) * (int64_t)sizeof(float) + 63) / 64 * 64;
+  return gtco_panels_bytes(n, k);
+}
+
+EXPORT int gtco_products_pack(const float* b, int64_t n, int64_t k, float* packed) {
+  if (!gtco_positive(1, n, k)) return -1;
+  const gtco_problem problem = of_matrix(1, n, k);
+  if (!gtco_product_along_k(&problem)) {
+    gtco_pack_panels(b, n, k, packed);
+    return 0;
+  }
+  memset(packed, 0, (size_t)(n * whole(k)) * sizeof *packed);
+  for (int64_t step = 0; step < k; ++step)
+    for (int64_t column = 0; column < n; ++column) packed[column * whole(k) + step] = b[step * n + column];
   return 0;
 }
 
-EXPORT int gtco_products_candidates(const gtco_products* p, int64_t m, int64_t n, int64_t k, int room,
-                                    gtco_product_config* configs, double* seconds) {
-  if (!positive(m, n, k)) return -1;
-  return gtco_product_candidates(m, n, k, p->pool.threads, room, configs, seconds);
+int gtco_problem_candidates(const gtco_products* p, const gtco_problem* problem, int room, gtco_product_config* configs,
+                            double* seconds) {
+  return gtco_product_candidates(problem, p->pool.threads, room, configs, seconds);
 }
 
-EXPORT int gtco_products_choose(const gtco_products* p, int64_t m, int64_t n, int64_t k, gtco_product_config* config,
-                                double* seconds) {
-  if (!positive(m, n, k)) return -1;
+void gtco_problem_choose(const gtco_products* p, const gtco_problem* problem, gtco_product_config* config,
+                         double* seconds) {
   gtco_product_config configs[ROOM];
   double prices[ROOM];
-  const int count = gtco_product_candidates(m, n, k, p->pool.threads, ROOM, configs, prices);
+  const int count = gtco_product_candidates(problem, p->pool.threads, ROOM, configs, prices);
   int best = 0;
   for (int i = 1; i < count; ++i)
     if (prices[i] < prices[best]) best = i;
   *config = configs[best];
   *seconds = prices[best];
+}
+
+EXPORT int gtco_products_candidates(const gtco_products* p, int64_t m, int64_t n, int64_t k, int room,
+                                    gtco_product_config* configs, double* seconds) {
+  const gtco_problem problem = of_matrix(m, n, k);
+  return gtco_positive(m, n, k) ? gtco_problem_candidates(p, &problem, room, configs, seconds) : -1;
+}
+
+EXPORT int gtco_products_choose(const gtco_products* p, int64_t m, int64_t n, int64_t k, gtco_product_config* config,
+                                double* seconds) {
+  if (!gtco_positive(m, n, k)) return -1;
+  const gtco_problem problem = of_matrix(m, n, k);
+  gtco_problem_choose(p, &problem, config, seconds);
   return 0;
 }
 
 /* The config of these sizes, out of those that were chosen before if it is among them. */
-static void choose(gtco_products* p, int64_t m, int64_t n, int64_t k, gtco_product_config* config) {
-  const uint64_t mixed = ((uint64_t)m * 0x9e3779b97f4a7c15u ^ (uint64_t)n) * 0x9e3779b97f4a7c15u ^ (uint64_t)k;
-  choice* one = &p->known[mixed * 0x9e3779b97f4a7c15u >> 56];
-  if (one->m != m || one->n != n || one->k != k) {
+static void choose(gtco_products* p, const gtco_problem* problem, gtco_product_config* config) {
+  const uint64_t prime = 0x9e3779b97f4a7c15u;
+  uint64_t mixed = 0, number;
+  for (size_t i = 0; i < sizeof *problem / sizeof number; ++i) {
+    memcpy(&number, (const char*)problem + i * sizeof number, sizeof number);
+    mixed = (mixed ^ number) * prime;
+  }
+  choice* one = &p->known[mixed >> 56];
+  if (memcmp(&one->problem, problem, sizeof *problem)) {
     double seconds;
-    gtco_products_choose(p, m, n, k, &one->config, &seconds);
-    one->m = m, one->n = n, one->k = k;
+    gtco_problem_choose(p, problem, &one->config, &seconds);
+    one->problem = *problem;
   }
   *config = one->config;
 }
@@ -169,31 +199,32 @@ static int64_t stride_of(const gtco_product_config* config, const gtco_cut* cut)
 
 EXPORT int64_t gtco_products_workspace_bytes(gtco_products* p, int64_t m, int64_t n, int64_t k) {
   if (checked(p, m, n, k)) return -1;
+  const gtco_problem problem = of_matrix(m, n, k);
   gtco_product_config config;
   gtco_cut cut;
-  choose(p, m, n, k, &config);
-  gtco_product_cut(m, n, k, &config, &cut);
+  choose(p, &problem, &config);
+  gtco_product_cut(&problem, &config, &cut);
   return stride_of(&config, &cut) * p->pool.threads;
 }
 
-EXPORT int gtco_products_set_config(gtco_products* p, int64_t m, int64_t n, int64_t k,
-                                    const gtco_product_config* config) {
+int gtco_problem_set_config(gtco_products* p, const gtco_problem* problem, const gtco_product_config* config) {
+  const int64_t n = problem->n, lanes = gtco_the_machine.lanes;
   p->ready = 0;
-  if (checked(p, m, n, k)) return -1;
-  const int64_t lanes = gtco_the_machine.lanes;
   if (config->kernel < 0 || config->kernel >= gtco_the_machine.nests || config->chunks_m < 1 || config->chunks_n < 1 ||
       config->kc < 1 || config->held < 1)
-    return fail(p, "the config has a kernel that does not exist, or a number below 1");
+    return gtco_problem_fail(p, "the config has a kernel that does not exist, or a number below 1");
   const gtco_product_nest* nest = &gtco_the_nests[config->kernel];
-  if (nest->vectors > (n + lanes - 1) / lanes || nest->columns != (gtco_product_along_k(n, k) ? n : 0))
-    return fail(p, "kernel %s does not fit n=%lld, k=%lld", nest->name, (long long)n, (long long)k);
+  if (nest->vectors > (n + lanes - 1) / lanes || nest->columns != (gtco_product_along_k(problem) ? n : 0) ||
+      !gtco_product_feeds(problem, nest->feed))
+    return gtco_problem_fail(p, "kernel %s does not fit n=%lld, k=%lld", nest->name, (long long)n,
+                             (long long)problem->k);
   gtco_cut cut;
-  const int64_t tasks = gtco_product_cut(m, n, k, config, &cut), stride = stride_of(config, &cut);
-  if (tasks > MOST_TASKS) return fail(p, "more than 2^31 - 1 tasks: choose fewer chunks");
+  const int64_t tasks = gtco_product_cut(problem, config, &cut), stride = stride_of(config, &cut);
+  if (tasks > MOST_TASKS) return gtco_problem_fail(p, "more than 2^31 - 1 tasks: choose fewer chunks");
   const double all = (double)stride * p->pool.threads;
   if (stride > p->pool.workspace_stride) {
     void* made = all < MOST_BYTES ? aligned_alloc(4096, (size_t)(stride * p->pool.threads)) : NULL;
-    if (!made) return fail(p, "no memory for %.0f bytes of scratch", all);
+    if (!made) return gtco_problem_fail(p, "no memory for %.0f bytes of scratch", all);
     free(p->pool.workspaces);
     p->pool.workspaces = made;
     p->pool.workspace_stride = stride;
@@ -205,19 +236,32 @@ EXPORT int gtco_products_set_config(gtco_products* p, int64_t m, int64_t n, int6
   return 0;
 }
 
+int gtco_problem_set(gtco_products* p, const gtco_problem* problem) {
+  gtco_product_config config;
+  choose(p, problem, &config);
+  return gtco_problem_set_config(p, problem, &config);
+}
+
+EXPORT int gtco_products_set_config(gtco_products* p, int64_t m, int64_t n, int64_t k,
+                                    const gtco_product_config* config) {
+  p->ready = 0;
+  if (checked(p, m, n, k)) return -1;
+  const gtco_problem problem = of_matrix(m, n, k);
+  return gtco_problem_set_config(p, &problem, config);
+}
+
 EXPORT int gtco_products_set(gtco_products* p, int64_t m, int64_t n, int64_t k) {
   p->ready = 0;
   if (checked(p, m, n, k)) return -1;
-  gtco_product_config config;
-  choose(p, m, n, k, &config);
-  return gtco_products_set_config(p, m, n, k, &config);
+  const gtco_problem problem = of_matrix(m, n, k);
+  return gtco_problem_set(p, &problem);
 }
 
 EXPORT int gtco_products_run(gtco_products* p, const float* a, const float* packed, float* c) {
-  if (!p->ready) return fail(p, "no sizes are set: call gtco_products_set before");
+  if (!p->ready) return gtco_problem_fail(p, "no sizes are set: call gtco_products_set or gtco_convolutions_set before");
   p->args[0] = (void*)a, p->args[1] = (void*)packed, p->args[2] = &p->cut, p->args[3] = c;
   const int error = gtco_pool_run(&p->pool, NULL);
-  return error ? fail(p, "cannot start threads: %s", strerror(error)) : 0;
+  return error ? gtco_problem_fail(p, "cannot start threads: %s", strerror(error)) : 0;
 }
 
 EXPORT const char* gtco_products_kernel_name(int64_t kernel) {

@@ -10,6 +10,7 @@
 #define LINE 64.0
 #define PAGE 4096
 #define PER_TILE 6e-9 /* seconds of the loops around a tile, beside its stores */
+#define PER_RUN 5e-9  /* seconds around the copy of a run of neighbours in an image, beside its stores */
 #define PREFETCHED 4     /* rows: kernels of so few prefetch B (gtco/tensor/nest/open_loops.py) */
 #define STREAM 2.6e9     /* bytes a second that a vector of B beside one other waits for, on a Zen 4 */
 #define KEPT 3        /* widths that go on to the levels above */
@@ -19,12 +20,23 @@
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-int gtco_product_along_k(int64_t n, int64_t k) {
-  const int64_t lanes = gtco_the_machine.lanes;
-  return n <= FEW_COLUMNS && (double)n * ((double)k + FOLDING * lanes) < (double)k * lanes;
+int gtco_product_along_k(const gtco_problem* problem) {
+  const int64_t n = problem->n, k = problem->k, lanes = gtco_the_machine.lanes;
+  return !problem->images.batch && n <= FEW_COLUMNS && (double)n * ((double)k + FOLDING * lanes) < (double)k * lanes;
 }
 
-int64_t gtco_product_cut(int64_t m, int64_t n, int64_t k, const gtco_product_config* config, gtco_cut* cut) {
+/* 1 if the windows are the pixels themselves. */
+static int pointwise(const gtco_convolution* c) {
+  return c->kernel_h == 1 && c->kernel_w == 1 && c->stride == 1 && c->padding == 0;
+}
+
+int gtco_product_feeds(const gtco_problem* problem, int32_t feed) {
+  return (feed == GTCO_GATHERED) == (problem->images.batch && !pointwise(&problem->images));
+}
+
+int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config* config, gtco_cut* cut) {
+  const int64_t m = problem->m, n = problem->n, k = problem->k;
+  const gtco_convolution* images = &problem->images;
   const gtco_product_nest* nest = &gtco_the_nests[config->kernel];
   const int64_t blocks = up(m, nest->rows), panels = nest->columns ? 1 : up(n, (int64_t)nest->vectors * gtco_the_machine.lanes);
   cut->n = n, cut->k = k, cut->kc = least(config->kc, k);
@@ -36,11 +48,14 @@ int64_t gtco_product_cut(int64_t m, int64_t n, int64_t k, const gtco_product_con
   cut->held = least(config->held, cut->task_blocks);
   const int64_t rest = cut->kc % 16;
   cut->lda = cut->kc + (cut->kc % 256 == 0 ? 16 : rest ? 16 - rest : 0);
+  cut->image_h = images->height, cut->image_w = images->width, cut->channels = images->channels;
+  cut->kernel_w = images->kernel_w, cut->stride = images->stride, cut->padding = images->padding;
+  gtco_convolutions_output(images, &cut->out_h, &cut->out_w);
   return up(blocks, cut->task_blocks) * cut->chunks_n;
 }
 
 int64_t gtco_product_workspace(const gtco_product_config* config, const gtco_cut* cut) {
-  if (!gtco_the_nests[config->kernel].packed) return 0;
+  if (gtco_the_nests[config->kernel].feed == GTCO_DIRECT) return 0;
   return 4 * cut->held * (cut->height + (cut->taller > 0)) * cut->lda;
 }
 
@@ -64,9 +79,18 @@ static double spread(double stride, double run) {
   return room > 1 ? room : 1;
 }
 
+/* The bytes of A where it comes from. */
+static double a_bytes(const gtco_problem* problem) {
+  const gtco_convolution* c = &problem->images;
+  if (!c->batch) return 4 * (double)problem->m * (double)problem->k;
+  return 4 * (double)c->batch * (double)c->height * (double)c->width * (double)c->channels;
+}
+
 /* Equations 2 to 8 of one candidate, in seconds. */
-static double price(int64_t m, const gtco_product_nest* nest, const gtco_cut* cut, int64_t tasks, int threads) {
+static double price(const gtco_problem* problem, const gtco_product_nest* nest, const gtco_cut* cut, int64_t tasks,
+                    int threads) {
   const gtco_product_machine* of = &gtco_the_machine;
+  const int64_t m = problem->m;
   const double k = (double)cut->k, kc = (double)cut->kc, held = (double)cut->held;
   const int64_t cores = least(threads, tasks), kblocks = up(cut->k, cut->kc);
   const double width = LINE / 16 * of->lanes * nest->vectors; /* bytes of a step of k of a panel */
@@ -88,19 +112,24 @@ static double price(int64_t m, const gtco_product_nest* nest, const gtco_cut* cu
   waiting += c_bytes * fmax(each(4.0 * (double)m * (double)cut->n, cores), 0);
 
   /* A */
-  const double stride = nest->packed ? 0 : 4 * k, room = spread(stride, 4 * kc);
+  const double stride = nest->feed != GTCO_DIRECT ? 0 : 4 * k, room = spread(stride, 4 * kc);
   const double a_tile = 4 * high * kc, b_panel = kc * width, c_tile = high * width;
   const double a_block = a_tile * held * room;
   const double lines = high * LINE * spread(stride, LINE);
   const double lost = fmax(0, 1 - of->l1 / lines);
-  const double a_all = 4 * (double)m * k, a_task = 4 * rows * k;
+  const double a_all = a_bytes(problem), a_task = 4 * rows * k;
   double hidden = a_task * panels * each(a_block + b_panel + c_tile, cores);
   waiting += a_task * panels * lost * (LINE / 4 - 1) / of->l2_rate;
-  const double a_first = a_task * fmax(each(a_all, cores), a_all > of->l2 ? 1 / of->handed_rate : 0);
-  if (nest->packed)
-    waiting += a_first + rows * k / of->lanes / of->store_rate;
-  else
+  const double a_first = rows / (double)m * a_all * fmax(each(a_all, cores), a_all > of->l2 ? 1 / of->handed_rate : 0);
+  if (nest->feed == GTCO_DIRECT)
     hidden += a_first;
+  else
+    waiting += a_first + rows * k / of->lanes / of->store_rate;
+  if (nest->feed == GTCO_GATHERED) {
+    const gtco_convolution* c = &problem->images;
+    const double lines_of = 4.0 * (double)(c->kernel_h * c->width * c->channels); /* that a row of windows reads */
+    waiting += a_task * each(lines_of, cores) + rows * (double)(c->kernel_h + kblocks) * PER_RUN;
+  }
 
   /* B: once from where the weights lie, again for each part, and for each block of a part. A panel arrives while the
    * first block of a part is multiplied, and the loads of few vectors side by side wait for each other. */
@@ -130,7 +159,7 @@ static int widths(int64_t m, int64_t n, int kept[KEPT]) {
   const int64_t all = up(n, of->lanes);
   for (int i = 0; i < of->nests; ++i) {
     const gtco_product_nest* nest = &gtco_the_nests[i];
-    if (nest->packed || nest->columns || nest->vectors > all) continue;
+    if (nest->feed != GTCO_DIRECT || nest->columns || nest->vectors > all) continue;
     const int64_t blocks = up(m, nest->rows);
     const double useful = (double)all / (double)(up(all, nest->vectors) * nest->vectors);
     const double rate = nest->rate[up(m, blocks) - 1] * useful;
@@ -143,16 +172,16 @@ static int widths(int64_t m, int64_t n, int kept[KEPT]) {
 }
 
 /* The candidates of a product whose vectors lie along k: they differ in their chunks of rows alone. */
-static int along_k(int64_t m, int64_t n, int64_t k, int threads, int room, gtco_product_config* configs,
-                   double* seconds) {
+static int along_k(const gtco_problem* problem, int threads, int room, gtco_product_config* configs, double* seconds) {
   const gtco_product_machine* of = &gtco_the_machine;
+  const int64_t m = problem->m, n = problem->n, k = problem->k;
   int64_t kernel = 0;
   while (gtco_the_nests[kernel].columns != n) ++kernel;
   int count = 0;
   for (int64_t chunks = 1; chunks <= 8 * threads && count < room; chunks = chunks == 1 && threads > 1 ? threads : 2 * chunks) {
     gtco_product_config one = {kernel, chunks, 1, k, m};
     gtco_cut cut;
-    const int64_t tasks = gtco_product_cut(m, n, k, &one, &cut);
+    const int64_t tasks = gtco_product_cut(problem, &one, &cut);
     one.held = cut.held;
     const double rows = (double)m / (double)cut.blocks * (double)cut.task_blocks;
     const double compute = rows * (double)n * ((double)k / of->lanes + FOLDING) / of->fma_rate;
@@ -164,16 +193,17 @@ static int along_k(int64_t m, int64_t n, int64_t k, int threads, int room, gtco_
   return count;
 }
 
-int gtco_product_candidates(int64_t m, int64_t n, int64_t k, int threads, int room, gtco_product_config* configs,
+int gtco_product_candidates(const gtco_problem* problem, int threads, int room, gtco_product_config* configs,
                             double* seconds) {
   const gtco_product_machine* of = &gtco_the_machine;
-  if (gtco_product_along_k(n, k)) return along_k(m, n, k, threads, room, configs, seconds);
+  const int64_t m = problem->m, n = problem->n, k = problem->k;
+  if (gtco_product_along_k(problem)) return along_k(problem, threads, room, configs, seconds);
   int kept[KEPT], count = 0;
   const int chosen = widths(m, n, kept);
   for (int w = 0; w < chosen; ++w)
-    for (int packed = 0; packed < 2; ++packed) {
-      const gtco_product_nest* nest = &gtco_the_nests[kept[w] + packed];
-      if (packed && (k < 128 || m < 2)) continue;
+    for (int32_t feed = GTCO_DIRECT; feed <= GTCO_GATHERED; ++feed) {
+      const gtco_product_nest* nest = &gtco_the_nests[kept[w] + feed];
+      if (!gtco_product_feeds(problem, feed) || (feed == GTCO_PACKED && (k < 128 || m < 2))) continue;
       const int64_t blocks = up(m, nest->rows), panels = up(n, (int64_t)nest->vectors * of->lanes);
       for (int halves = 0; halves < 3; ++halves) {
         const int64_t kc = halves == 0 ? k : up(up(k, up(k, halves == 1 ? 1024 : 384)), 16) * 16;
@@ -189,18 +219,18 @@ int gtco_product_candidates(int64_t m, int64_t n, int64_t k, int threads, int ro
           const int64_t task_blocks = up(blocks, least(chunks[c][0], blocks));
           const int64_t fitting = (int64_t)(of->l2 / 4 / (4.0 * nest->rows * (double)kc));
           for (int part = 0; part < 2; ++part) {
-            gtco_product_config one = {kept[w] + packed, chunks[c][0], chunks[c][1], kc, task_blocks};
+            gtco_product_config one = {kept[w] + feed, chunks[c][0], chunks[c][1], kc, task_blocks};
             gtco_cut cut;
             if (part) {
               one.held = fitting > 1 ? fitting : 1;
               if (one.held >= task_blocks) continue;
-            } else if (packed && 4.0 * (double)(task_blocks * nest->rows) * (double)kc > of->l2) {
+            } else if (feed != GTCO_DIRECT && task_blocks > 1 && 4.0 * (double)(task_blocks * nest->rows) * (double)kc > of->l2) {
               continue;
             }
-            const int64_t tasks = gtco_product_cut(m, n, k, &one, &cut);
+            const int64_t tasks = gtco_product_cut(problem, &one, &cut);
             if (count < room) {
               configs[count] = one;
-              seconds[count] = price(m, nest, &cut, tasks, threads);
+              seconds[count] = price(problem, nest, &cut, tasks, threads);
             }
             ++count;
           }

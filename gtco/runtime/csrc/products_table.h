@@ -7,10 +7,20 @@
 
 #include "gtco_products.h"
 
-/* The numbers of a product's loops, in the order of gtco/tensor/nest/open.py: Cut. */
+/* The numbers of a product's loops, in the order of gtco/tensor/nest/open.py: Cut; and where its rows are windows of
+ * images, those of open_images.py: Window. */
 typedef struct {
   int64_t n, k, kc, height, taller, blocks, task_blocks, panels, task_panels, chunks_n, held, lda;
+  int64_t image_h, image_w, channels, kernel_w, stride, padding, out_h, out_w;
 } gtco_cut;
+
+/* What is multiplied: C[m, n] = A[m, k] x B[k, n]. A is a matrix, or the windows of images; their batch is 0 then. */
+typedef struct {
+  int64_t m, n, k;
+  gtco_convolution images;
+} gtco_problem;
+
+typedef enum { GTCO_DIRECT, GTCO_PACKED, GTCO_GATHERED } gtco_feed; /* the order of gtco/tensor/nest/open.py: FEEDS */
 
 typedef void (*gtco_product_kernel)(const void* a, const void* b, const void* numbers, void* c, void* w, int64_t begin,
                                     int64_t end);
@@ -18,7 +28,7 @@ typedef void (*gtco_product_kernel)(const void* a, const void* b, const void* nu
 typedef struct {
   gtco_product_kernel kernel;
   const char* name;
-  int32_t rows, vectors, packed; /* of a tile; 1: A's rows are copied to scratch */
+  int32_t rows, vectors, feed; /* of a tile; a gtco_feed */
   int32_t columns; /* 0, or those of a kernel whose vectors lie along k; it has no vectors of columns and no rates */
   const double* rate; /* of tiles of 1 ... rows rows: vector operations a second of a core */
 } gtco_product_nest;
@@ -38,16 +48,30 @@ extern const int gtco_the_kernels_are_closed; /* 1: none calls code outside of t
 /* Runs tasks of a product: b are A, B, its cut, C and its kernel. */
 void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end);
 
-/* 1 if the vectors of a product lie along k (gtco/tensor/nest/open.py: along_k). */
-int gtco_product_along_k(int64_t n, int64_t k);
+/* 1 if the vectors of a product lie along k (gtco/tensor/nest/open.py: along_k). Those of windows never do. */
+int gtco_product_along_k(const gtco_problem* problem);
 
 /* products_choose.c: the candidates of a product, at most `room` of them, each with its price. The sizes are positive.
  * Returns how many there are. */
-int gtco_product_candidates(int64_t m, int64_t n, int64_t k, int threads, int room, gtco_product_config* configs,
+int gtco_product_candidates(const gtco_problem* problem, int threads, int room, gtco_product_config* configs,
                             double* seconds);
+/* 1 if a kernel of this feed reads A of this product. */
+int gtco_product_feeds(const gtco_problem* problem, int32_t feed);
 /* Fills the cut of a config, whose numbers are made smaller where they are too large. Returns its tasks. */
-int64_t gtco_product_cut(int64_t m, int64_t n, int64_t k, const gtco_product_config* config, gtco_cut* cut);
+int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config* config, gtco_cut* cut);
 /* Bytes of scratch of a thread. */
 int64_t gtco_product_workspace(const gtco_product_config* config, const gtco_cut* cut);
+
+/* products.c: what products and convolutions share. Functions that return int return 0, or -1 with the reason. */
+int gtco_problem_fail(gtco_products* p, const char* format, ...);
+int gtco_problem_set(gtco_products* p, const gtco_problem* problem);
+int gtco_problem_set_config(gtco_products* p, const gtco_problem* problem, const gtco_product_config* config);
+void gtco_problem_choose(const gtco_products* p, const gtco_problem* problem, gtco_product_config* config,
+                         double* seconds);
+int gtco_problem_candidates(const gtco_products* p, const gtco_problem* problem, int room, gtco_product_config* configs,
+                            double* seconds);
+int gtco_positive(int64_t m, int64_t n, int64_t k); /* 1 if these are sizes of a product */
+int64_t gtco_panels_bytes(int64_t n, int64_t k);
+void gtco_pack_panels(const float* b, int64_t n, int64_t k, float* packed);
 
 #endif /* GTCO_PRODUCTS_TABLE_H */

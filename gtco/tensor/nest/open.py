@@ -5,7 +5,7 @@
     for task in chunks of rows x chunks of columns:            # parallel
       for part of `held` row blocks:
         for kb in blocks of k:
-          pack A[rows of the part, kc]                         # only the kernels that pack
+          pack A[rows of the part, kc]                         # or gather it from images
           for panel of the task's columns:
             for block of the part:
               C[height, columns] (+)= A[height, kc] x B[kc, columns]    # in registers
@@ -37,6 +37,9 @@ SETS = 256  # elements: rows that a multiple of 1 KiB apart share few sets of L1
 FEW_COLUMNS = 4  # the most columns of products whose vectors lie along k
 FOLDING = 9  # multiply-adds that take as long as folding a vector
 SUMS = 16  # vectors of sums of such a product, at most
+# A's rows are read where they lie, copied to scratch, or gathered there from images; the order is
+# that of csrc/products_table.h.
+FEEDS = ("direct", "packed", "gathered")
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,25 @@ class OpenNest:
     """The part of a product's nest that is compiled.
 
     - ``row``: the tallest micro-kernel; all lower ones of its width are compiled with it;
-    - ``packed``: A's rows are copied to scratch, not read where they lie.
+    - ``feed``: how A's rows come to lie as the row reads them, one of :data:`FEEDS`.
     """
 
     row: MicroKernel
-    packed: bool
+    feed: str
+
+    @property
+    def packed(self) -> bool:
+        """True if the row reads A from scratch."""
+        return self.feed != FEEDS[0]
+
+    @property
+    def gathered(self) -> bool:
+        """True if A's rows are windows of images (:mod:`gtco.tensor.nest.open_images`)."""
+        return self.feed == FEEDS[2]
 
     @property
     def name(self) -> str:
-        return f"{'packed' if self.packed else 'direct'}_{self.row.rows}x{self.row.vectors}"
+        return f"{self.feed}_{self.row.rows}x{self.row.vectors}"
 
 
 @dataclass(frozen=True)
@@ -163,13 +176,13 @@ def cut(
 
 
 def nests(target: Target) -> tuple[OpenNest, ...]:
-    """The kernels of the class of float32 products: for each width the tallest micro-kernel that
-    the registers hold, with A read in place and packed.
+    """The kernels of the classes of float32 products and convolutions: for each width the tallest
+    micro-kernel that the registers hold, with each feed.
     """
     tallest: dict[int, MicroKernel] = {}
     for row in micro_kernels(target):
         tallest.setdefault(row.vectors, row)
-    return tuple(OpenNest(row, packed) for row in tallest.values() for packed in (False, True))
+    return tuple(OpenNest(row, feed) for row in tallest.values() for feed in FEEDS)
 
 
 def few_columns(target: Target) -> tuple[FewColumns, ...]:

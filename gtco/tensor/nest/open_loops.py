@@ -13,6 +13,7 @@ from tvm.tirx.script.builder import ir as T
 from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.nest.open import FIELDS, OpenNest
+from gtco.tensor.nest.open_images import WINDOW, gather
 from gtco.tensor.stage import TensorType
 
 # A buffer of unknown size. TVM asks only that places in it are constants of an int64.
@@ -50,10 +51,12 @@ define internal {vector} @{LOAD}(ptr %p, i32 %count) alwaysinline {{
 
 
 def open_kernel(nest: OpenNest, symbol: str) -> Any:
-    """The kernel ``symbol(a, b, numbers, out, workspace, begin, end)`` of a nest: A[m, k], B in
-    panels, the numbers of a :class:`gtco.tensor.nest.open.Cut`, and C[m, n].
+    """The kernel ``symbol(a, b, numbers, out, workspace, begin, end)`` of a nest: A[m, k] or the
+    images of which it is, B in panels, the numbers of a :class:`gtco.tensor.nest.open.Cut` and
+    behind them those of a :class:`gtco.tensor.nest.open_images.Window`, and C[m, n].
     """
-    types = {"a": ANY, "b": ANY, "numbers": TensorType((len(FIELDS),), "int64")}
+    numbers = len(FIELDS) + (len(WINDOW) if nest.gathered else 0)
+    types = {"a": ANY, "b": ANY, "numbers": TensorType((numbers,), "int64")}
 
     def body(em: Emitter, args: KernelArguments) -> None:
         with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", edges(em.lanes)):
@@ -86,6 +89,14 @@ class OpenLoops:
         numbers = args.inputs["numbers"].buffer
         self.of = {name: em.let(numbers[i], name) for i, name in enumerate(FIELDS)}
 
+    def held(self, value: Expr, name: str) -> Expr:
+        """The integer, read from a register. TVM's passes write bound values out in each other,
+        which takes them seconds where there are many.
+        """
+        cell = self.em.registers(1, "int64")
+        T.buffer_store(cell.buffer, value, [0])
+        return self.em.let(cell.buffer[0], name)
+
     def up(self, a: Expr, b: Expr) -> Expr:
         """a / b, rounded up; both are positive."""
         return tirx.truncdiv(a + (b - 1), b)
@@ -113,6 +124,9 @@ class _Loops(OpenLoops):
     def __init__(self, nest: OpenNest, em: Emitter, args: KernelArguments) -> None:
         super().__init__(nest.row.rows, em, args)
         self.nest, self.row = nest, nest.row
+        numbers = args.inputs["numbers"].buffer
+        names = WINDOW if nest.gathered else ()
+        self.window = {n: em.let(numbers[len(FIELDS) + i], n) for i, n in enumerate(names)}
 
     def emit(self) -> None:
         em, of = self.em, self.of
@@ -120,39 +134,54 @@ class _Loops(OpenLoops):
             chunk_m = tirx.truncdiv(task, of["chunks_n"])
             chunk_n = em.let(task - chunk_m * of["chunks_n"], "chunk_n")
             block0 = em.let(chunk_m * of["task_blocks"], "block0")
-            blocks = em.let(tirx.min(block0 + of["task_blocks"], of["blocks"]), "blocks")
+            blocks = self.held(tirx.min(block0 + of["task_blocks"], of["blocks"]), "blocks")
             panel0 = em.let(chunk_n * of["task_panels"], "panel0")
-            panels = em.let(tirx.min(panel0 + of["task_panels"], of["panels"]), "panels")
+            panels = self.held(tirx.min(panel0 + of["task_panels"], of["panels"]), "panels")
             many = em.let(self.up(blocks - block0, of["held"]), "parts")
             with em.loop(many, "part") as part:
-                here = em.let(block0 + part * of["held"], "here")
-                end = em.let(tirx.min(here + of["held"], blocks), "end")
-                row0 = em.let(self.first_row(here), "row0")
+                here = self.held(block0 + part * of["held"], "here")
+                end = self.held(tirx.min(here + of["held"], blocks), "end")
+                row0 = self.held(self.first_row(here), "row0")
                 with em.loop(em.let(self.up(of["k"], of["kc"]), "kblocks"), "kb") as kb:
-                    k0 = em.let(kb * of["kc"], "k0")
-                    depth = em.let(tirx.min(of["kc"], of["k"] - k0), "depth")
+                    k0 = self.held(kb * of["kc"], "k0")
+                    depth = self.held(tirx.min(of["kc"], of["k"] - k0), "depth")
                     if self.nest.packed:
-                        self.pack(row0, em.let(self.first_row(end) - row0, "rows"), k0, depth)
+                        self.pack(row0, self.first_row(end) - row0, k0, depth)
                     with em.range(panel0, panels, "panel") as panel:
                         with em.range(here, end, "block") as block:
-                            start = em.let(self.first_row(block), "start")
+                            start = self.held(self.first_row(block), "start")
                             tile = _Tile(start, panel, k0, depth, row0)
                             more = block + 1 < end
                             self.heights(block, partial(self.either, at=tile, more=more))
 
     def pack(self, row0: Expr, rows: Expr, k0: Expr, depth: Expr) -> None:
         """Copies A[row0:row0 + rows, k0:k0 + depth]."""
-        em, of, lanes = self.em, self.of, self.row.lanes
-        into = self.args.workspace.buffer
+        em, of = self.em, self.of
         with em.loop(rows, "r") as r:
-            source = em.let((row0 + r) * of["k"] + k0, "source")
-            target = em.let(r * of["lda"], "target")
-            whole = em.let(tirx.truncdiv(depth, tirx.const(lanes, "int64")), "whole")
-            with em.loop(whole, "v") as v:
-                value = self.a.buffer[tirx.Ramp(source + v * lanes, 1, lanes)]
-                T.buffer_store(into, value, [tirx.Ramp(target + v * lanes, 1, lanes)])
-            with em.range(whole * lanes, depth, "rest") as rest:
-                T.buffer_store(into, self.a.buffer[source + rest], [target + rest])
+            target = self.held(r * of["lda"], "target")
+            if self.nest.gathered:
+                gather(em, self, self.window, row0 + r, k0, depth, target)
+            else:
+                self.copy((row0 + r) * of["k"] + k0, target, depth)
+
+    def copy(self, source: Expr | None, target: Expr, count: Expr) -> None:
+        """Copies ``count`` elements of A to scratch, or without a ``source`` puts zeros there."""
+        em, lanes = self.em, self.row.lanes
+        into, a = self.args.workspace.buffer, self.a.buffer
+        source = source if source is None else self.held(source, "source")
+        whole = self.held(tirx.truncdiv(count, tirx.const(lanes, "int64")), "whole")
+        with em.loop(whole, "v") as v:
+            value = em.splat(0.0) if source is None else a[tirx.Ramp(source + v * lanes, 1, lanes)]
+            T.buffer_store(into, value, [tirx.Ramp(target + v * lanes, 1, lanes)])
+        rest = self.held(count - whole * lanes, "rest")
+        with em.when(rest > 0):
+            few = tirx.Cast("int32", rest)
+            value = em.splat(0.0)
+            if source is not None:
+                where = tirx.address_of(a[source + whole * lanes])
+                value = tirx.call_extern(f"float32x{lanes}", LOAD, where, few)
+            where = tirx.address_of(into[target + whole * lanes])
+            T.evaluate(tirx.call_extern("int32", STORE, where, value, few))
 
     def either(self, rows: int, at: _Tile, more: Expr) -> None:
         """The product of a block, which prefetches the rows of the next one if there is ``more``.

@@ -1,0 +1,80 @@
+/* Convolutions as products whose rows are windows of images: they are checked here, and products.c runs them. */
+#include <math.h>
+
+#include "products_table.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT void gtco_convolutions_output(const gtco_convolution* c, int64_t* out_h, int64_t* out_w) {
+  *out_h = *out_w = 0;
+  if (c->stride < 1) return;
+  const int64_t high = c->height + 2 * c->padding - c->kernel_h, wide = c->width + 2 * c->padding - c->kernel_w;
+  if (high >= 0) *out_h = high / c->stride + 1;
+  if (wide >= 0) *out_w = wide / c->stride + 1;
+}
+
+/* Fills `problem`; 0 if these are not the sizes of a convolution. */
+static int problem_of(const gtco_convolution* c, int64_t n, gtco_problem* problem) {
+  const int64_t sizes[] = {c->batch, c->height, c->width, c->channels, c->kernel_h, c->kernel_w, c->stride};
+  const double most = (double)((int64_t)1 << 40);
+  for (int i = 0; i < 7; ++i)
+    if (sizes[i] < 1 || (double)sizes[i] > most) return 0;
+  if (c->padding < 0 || (double)c->padding > most) return 0;
+  int64_t out_h, out_w;
+  gtco_convolutions_output(c, &out_h, &out_w);
+  const double m = (double)c->batch * (double)out_h * (double)out_w;
+  const double k = (double)c->kernel_h * (double)c->kernel_w * (double)c->channels;
+  const double image = (double)c->batch * (double)c->height * (double)c->width * (double)c->channels;
+  if (fmax(m, fmax(k, image)) > most) return 0;
+  *problem = (gtco_problem){.m = c->batch * out_h * out_w, .n = n, .k = c->kernel_h * c->kernel_w * c->channels};
+  problem->images = *c;
+  return gtco_positive(problem->m, n, problem->k);
+}
+
+static int checked(gtco_products* p, const gtco_convolution* c, int64_t n, gtco_problem* problem) {
+  if (problem_of(c, n, problem)) return 0;
+  return gtco_problem_fail(p,
+                           "there is no convolution of images [%lld, %lld, %lld, %lld] and %lld filters of %lld x %lld, "
+                           "stride %lld, padding %lld: sizes are 1 or more, a window fits a padded image, and no tensor "
+                           "has more than 2^40 elements",
+                           (long long)c->batch, (long long)c->height, (long long)c->width, (long long)c->channels,
+                           (long long)n, (long long)c->kernel_h, (long long)c->kernel_w, (long long)c->stride,
+                           (long long)c->padding);
+}
+
+EXPORT int64_t gtco_convolutions_packed_bytes(const gtco_convolution* c, int64_t n) {
+  gtco_problem problem;
+  return problem_of(c, n, &problem) ? gtco_panels_bytes(n, problem.k) : -1;
+}
+
+EXPORT int gtco_convolutions_pack(const float* filter, const gtco_convolution* c, int64_t n, float* packed) {
+  gtco_problem problem;
+  if (!problem_of(c, n, &problem)) return -1;
+  gtco_pack_panels(filter, n, problem.k, packed);
+  return 0;
+}
+
+EXPORT int gtco_convolutions_set(gtco_products* p, const gtco_convolution* c, int64_t n) {
+  gtco_problem problem;
+  return checked(p, c, n, &problem) ? -1 : gtco_problem_set(p, &problem);
+}
+
+EXPORT int gtco_convolutions_set_config(gtco_products* p, const gtco_convolution* c, int64_t n,
+                                        const gtco_product_config* config) {
+  gtco_problem problem;
+  return checked(p, c, n, &problem) ? -1 : gtco_problem_set_config(p, &problem, config);
+}
+
+EXPORT int gtco_convolutions_choose(const gtco_products* p, const gtco_convolution* c, int64_t n,
+                                    gtco_product_config* config, double* seconds) {
+  gtco_problem problem;
+  if (!problem_of(c, n, &problem)) return -1;
+  gtco_problem_choose(p, &problem, config, seconds);
+  return 0;
+}
+
+EXPORT int gtco_convolutions_candidates(const gtco_products* p, const gtco_convolution* c, int64_t n, int room,
+                                        gtco_product_config* configs, double* seconds) {
+  gtco_problem problem;
+  return problem_of(c, n, &problem) ? gtco_problem_candidates(p, &problem, room, configs, seconds) : -1;
+}

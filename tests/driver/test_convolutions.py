@@ -1,0 +1,152 @@
+"""Convolutions of any size by a library of products: right for sizes that are drawn, in every
+config, on images that end before an inaccessible page; its refusals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gtco.driver.products import compile_products
+from gtco.machine.target import cpu_target, detect
+from gtco.runtime.convolutions import Convolution, Convolutions
+from gtco.runtime.products import Products
+from gtco.search.calibration.rates import RateTable
+from gtco.support.errors import ShapeError
+from tests.fences import fenced
+
+TOLERANCE = 2e-6  # of the sum of the products' magnitudes
+TARGET = "x86-64-v4" if detect().lanes == 16 else "x86-64-v3"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("convolutions") / "products.so"
+    return compile_products(file, TARGET, RateTable(cpu_target(TARGET)))
+
+
+@pytest.fixture
+def library(path: Path) -> Iterator[Convolutions]:
+    with Convolutions(path, threads=2) as opened:
+        yield opened
+
+
+def drawn(c: Convolution, n: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(sum(map(hash, (c.batch, c.height, c.channels, c.kernel_w, n))))
+    x = random.standard_normal((c.batch, c.height, c.width, c.channels), dtype=np.float32)
+    w = random.standard_normal((c.kernel_h, c.kernel_w, c.channels, n), dtype=np.float32)
+    return fenced(x), w
+
+
+def exact(c: Convolution, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """In float64, by the definition."""
+    p, s = c.padding, c.stride
+    padded = np.pad(x.astype(np.float64), ((0, 0), (p, p), (p, p), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (c.kernel_h, c.kernel_w), (1, 2))
+    return np.einsum("bhwcij,ijcn->bhwn", windows[:, ::s, ::s], w.astype(np.float64))
+
+
+def check(c: Convolution, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
+    room = TOLERANCE * exact(c, np.abs(x), np.abs(w))
+    assert y.shape == room.shape and (np.abs(y - exact(c, x, w)) <= room).all(), c
+
+
+def sizes(random: np.random.Generator) -> tuple[Convolution, int]:
+    batch, height, width, stride = (int(v) for v in random.integers(1, [4, 14, 14, 4]))
+    channels, n = (int(2**v) for v in random.uniform(0, 6.2, 2))
+    padding = int(random.integers(0, 4))
+    most = (min(7, height + 2 * padding), min(7, width + 2 * padding))
+    kernel_h, kernel_w = (int(random.integers(1, size + 1)) for size in most)
+    return Convolution(batch, height, width, channels, kernel_h, kernel_w, stride, padding), n
+
+
+def test_drawn_convolutions_are_right(library: Convolutions) -> None:
+    random = np.random.default_rng(11)
+    for _ in range(150):
+        c, n = sizes(random)
+        x, w = drawn(c, n)
+        check(c, x, w, library(x, library.pack(w), stride=c.stride, padding=c.padding))
+
+
+def test_one_filter_serves_all_images(library: Convolutions) -> None:
+    first = Convolution(1, 8, 8, 24, 3, 3, 1, 1)
+    _, w = drawn(first, 40)
+    packed = library.pack(w)
+    for batch, side, stride, padding in ((1, 8, 1, 1), (2, 13, 2, 0), (3, 3, 1, 2), (1, 30, 3, 1)):
+        c = Convolution(batch, side, side + 1, 24, 3, 3, stride, padding)
+        x, _ = drawn(c, 40)
+        check(c, x, w, library(x, packed, stride=stride, padding=padding))
+
+
+@pytest.mark.parametrize(
+    ("c", "n"),
+    [
+        (Convolution(2, 9, 11, 5, 3, 3, 1, 1), 70),
+        (Convolution(1, 20, 20, 64, 5, 4, 2, 2), 33),  # k = 1280: blocks of k end inside runs
+        (Convolution(2, 7, 5, 200, 1, 1), 48),  # the windows are the pixels
+        (Convolution(1, 9, 9, 40, 1, 1, 2), 20),
+        (Convolution(1, 2, 2, 3, 7, 7, 1, 3), 2),  # most of each window is padding
+        (Convolution(1, 6, 6, 700, 6, 6), 20),  # one pixel, and k larger than L2 holds
+    ],
+    ids=str,
+)
+def test_every_candidate_is_right_and_the_choice_is_one(
+    library: Convolutions, c: Convolution, n: int
+) -> None:
+    x, w = drawn(c, n)
+    packed, found = library.pack(w), library.candidates(c, n)
+    for config, seconds in found:
+        out = np.full((c.batch, *c.output, n), np.nan, np.float32)
+        library.set(c, n, config)
+        library.runner(x, packed.data, out)()
+        check(c, x, w, out)
+        assert 0 < seconds < 1
+    assert library.choose(c, n) in found
+    assert library.choose(c, n)[1] == min(seconds for _, seconds in found)
+
+
+@pytest.mark.parametrize(
+    "c",
+    [
+        Convolution(1, 4, 4, 3, 5, 5),
+        Convolution(0, 4, 4, 3, 3, 3),
+        Convolution(1, 4, 4, 3, 3, 3, 0),
+        Convolution(1, 4, 4, 3, 3, 3, 1, -1),
+        Convolution(1, 2**21, 2**21, 1, 1, 1),
+        Convolution(2**62, 2**62, 4, 3, 3, 3),
+    ],
+    ids=str,
+)
+def test_sizes_that_are_none_are_refused(library: Convolutions, c: Convolution) -> None:
+    with pytest.raises(ShapeError, match="no convolution of images"):
+        library.set(c, 8)
+    with pytest.raises(ShapeError, match="no convolution"):
+        library.choose(c, 8)
+    with pytest.raises(ShapeError, match="no convolution"):
+        library.candidates(c, 8)
+
+
+def test_arrays_that_do_not_fit_are_refused(library: Convolutions) -> None:
+    c = Convolution(1, 5, 5, 4, 3, 3)
+    x, w = drawn(c, 6)
+    packed = library.pack(w)
+    with pytest.raises(ShapeError, match="3 channels, and the filter was packed with 4"):
+        library(x[..., :3].copy(), packed)
+    with pytest.raises(ShapeError, match="four axes"):
+        library(x[0], packed)
+    with pytest.raises(ShapeError, match="four axes"):
+        library.pack(w[0])
+    with pytest.raises(ShapeError, match="dense float32"):
+        library(x, packed, out=np.empty((1, 5, 5, 6), np.float32))
+    with pytest.raises(ShapeError, match="no convolution of images"):
+        library(x, packed, stride=0)
+
+
+def test_a_kernel_of_matrices_does_not_take_windows(path: Path, library: Convolutions) -> None:
+    with Products(path, threads=1) as products:
+        direct = next(one for one, _ in products.candidates(50, 64, 36) if "direct" in one.name)
+    with pytest.raises(ShapeError, match="does not fit"):
+        library.set(Convolution(1, 8, 8, 4, 3, 3), 64, direct)
