@@ -101,8 +101,8 @@ def images_in_gtco(job: Job, x: np.ndarray, weights: list[np.ndarray]) -> System
     if place not in _opened:
         _opened[place] = Convolutions(*place[1:])
     library, c = _opened[place], convolution_of(job["sizes"])
-    packed = [library.pack(w) for w in weights]
-    y = library(x, packed[0], stride=c.stride, padding=c.padding)
+    packed = [library.pack(w, c.stride) for w in weights]
+    y = library(x, packed[0], padding=c.padding)
     checked_pixels(c, x, weights[0], y)
     return System("", turns([library.runner(x, one.data, y) for one in packed]), lambda: [y])
 

@@ -15,6 +15,7 @@ from gtco.search.calibration.profile import machine_table
 from gtco.search.calibration.rates import RateTable
 from gtco.tensor.nest.open import FEEDS, FewColumns, OpenNest, few_columns, nests
 from gtco.tensor.nest.open_columns import columns_kernel
+from gtco.tensor.nest.open_filtering import FILTERS, filtering_kernel
 from gtco.tensor.nest.open_loops import open_kernel
 
 
@@ -33,7 +34,10 @@ def compile_products(
         rates = (machine_table(machine).rates if machine.here else None) or RateTable(machine)
     kernels = nests(machine)
     few = few_columns(machine)
-    functions = [open_kernel(nest, f"gtco_{nest.name}") for nest in kernels]
+    functions = [
+        (filtering_kernel if nest.feed == "filtered" else open_kernel)(nest, f"gtco_{nest.name}")
+        for nest in kernels
+    ]
     functions += [columns_kernel(nest, f"gtco_{nest.name}") for nest in few]
     table = products_table(kernels, few, machine, rates)
     code = [object_code(functions, machine)]
@@ -72,5 +76,6 @@ def products_table(
         fma_rate=max(rates.rate(nest.row.kernel) for nest in kernels),
         store_rate=rates.rate("store"),
         launch=rates.launch,
+        filters={taps: FILTERS[taps].weight_matrix for taps in FILTERS},
         features=features_of(target.required(False), target.isa),
     )

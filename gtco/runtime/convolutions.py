@@ -48,11 +48,12 @@ class Convolution:
 
 @dataclass(frozen=True)
 class PackedFilter:
-    """A filter [kernel_h, kernel_w, channels, n] in the library's panels, for images of any size,
-    stride and padding.
+    """A filter [kernel_h, kernel_w, channels, n] in the library's panels, for images of any size
+    and padding.
     """
 
     shape: tuple[int, ...]
+    stride: int
     data: np.ndarray
 
 
@@ -60,22 +61,28 @@ class Convolutions(OpenedKernels):
     """An open library, for convolutions of float32 images whose channels are innermost::
 
         convolutions = Convolutions("products.so")
-        filter = convolutions.pack(w)                        # [kernel_h, kernel_w, channels, n]
-        y = convolutions(x, filter, stride=1, padding=1)     # x: [batch, height, width, channels]
+        filter = convolutions.pack(w)              # [kernel_h, kernel_w, channels, n]
+        y = convolutions(x, filter, padding=1)     # x: [batch, height, width, channels]
+
+    With stride 1, windows of 3 x 3 and 5 x 5 may be computed by Winograd's minimal filtering, whose
+    error is some ten times that of a sum of products.
     """
 
-    def pack(self, w: np.ndarray) -> PackedFilter:
+    def pack(self, w: np.ndarray, stride: int = 1) -> PackedFilter:
         """A filter packed once for all images. Raises :class:`ShapeError` unless it has four axes
         of float32 with elements.
         """
         _check("the filter", w)
         kernel_h, kernel_w, channels, n = w.shape
         # a filter does not depend on its images: these have one window
-        sizes = byref(_Fields(1, kernel_h, kernel_w, channels, kernel_h, kernel_w, 1, 0))
-        packed = aligned(self._library.gtco_convolutions_packed_bytes(sizes, n))
+        sizes = byref(_Fields(1, kernel_h, kernel_w, channels, kernel_h, kernel_w, stride, 0))
+        nbytes = self._library.gtco_convolutions_packed_bytes(sizes, n)
+        if nbytes < 0:
+            raise ShapeError(f"stride={stride}, and a stride is 1 or more")
+        packed = aligned(nbytes)
         w = np.ascontiguousarray(w)
         self._library.gtco_convolutions_pack(w.ctypes.data, sizes, n, packed.ctypes.data)
-        return PackedFilter(w.shape, packed)
+        return PackedFilter(w.shape, stride, packed)
 
     def set(self, sizes: Convolution, n: int, config: ProductConfig | None = None) -> None:
         """The sizes of the next runs. ``config``: how they are run, instead of the config of least
@@ -96,7 +103,6 @@ class Convolutions(OpenedKernels):
         x: np.ndarray,
         weights: PackedFilter,
         *,
-        stride: int = 1,
         padding: int = 0,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -109,7 +115,7 @@ class Convolutions(OpenedKernels):
             raise ShapeError(
                 f"the images have {x.shape[3]} channels, and the filter was packed with {channels}"
             )
-        sizes = Convolution(*x.shape, kernel_h, kernel_w, stride, padding)
+        sizes = Convolution(*x.shape, kernel_h, kernel_w, weights.stride, padding)
         if self._set != (sizes, n):
             self.set(sizes, n)
         shape = (x.shape[0], *sizes.output, n)

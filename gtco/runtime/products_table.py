@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,7 +59,8 @@ class TableKernel:
 @dataclass(frozen=True)
 class ProductsTable:
     """What the C code chooses by. Bytes of caches; bytes a second; vectors a second; seconds
-    (csrc/products_table.h). ``closed``: no kernel calls code outside of the library.
+    (csrc/products_table.h). ``filters``: G of minimal filtering by the window's width; ``closed``:
+    no kernel calls code outside of the library.
     """
 
     kernels: tuple[TableKernel, ...]
@@ -74,6 +75,7 @@ class ProductsTable:
     fma_rate: float
     store_rate: float
     launch: float
+    filters: Mapping[int, Sequence[Sequence[float]]]
     features: tuple[str, ...]
 
     closed: bool = False
@@ -93,6 +95,11 @@ class ProductsTable:
                 f"  {{{kernel.symbol}, {c_string(kernel.symbol)}, {kernel.rows}, {kernel.vectors}, "
                 f"{kernel.feed}, {kernel.columns}, rates_{number}}},"
             )
+        filters = [
+            f"const double gtco_the_filters_{taps}[] = "
+            f"{{{', '.join(f'{value!r}' for row in matrix for value in row)}}};"
+            for taps, matrix in self.filters.items()
+        ]
         features = [c_string(name) for name in self.features]
         figures = ", ".join(
             f"{value:.6g}"
@@ -107,6 +114,7 @@ class ProductsTable:
                 "const gtco_product_nest gtco_the_nests[] = {",
                 *rows,
                 "};",
+                *filters,
                 f"const char* const gtco_the_features[] = {{{', '.join([*features, '0'])}}};",
                 "const gtco_product_machine gtco_the_machine = "
                 f"{{{self.lanes}, {len(self.kernels)}, {len(features)}, {figures}}};",

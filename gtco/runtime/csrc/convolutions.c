@@ -42,15 +42,45 @@ static int checked(gtco_products* p, const gtco_convolution* c, int64_t n, gtco_
                            (long long)c->padding);
 }
 
+/* Behind the panels of a filter lie those of minimal filtering where it applies: [vector of columns][position][channel]
+ * [lane] of G w G^T. */
+static int64_t filtered_bytes(const gtco_problem* problem) {
+  const gtco_convolution* c = &problem->images;
+  return gtco_filters(c) ? gtco_panels_bytes(problem->n, GTCO_POSITIONS * c->channels) : 0;
+}
+
+static void pack_filtered(const float* filter, const gtco_problem* problem, float* packed) {
+  const gtco_convolution* c = &problem->images;
+  const int64_t taps = c->kernel_w, n = problem->n, lanes = gtco_the_machine.lanes;
+  const int64_t panels = gtco_panels_bytes(n, 1) / (int64_t)sizeof(float) / lanes;
+  const double* g = taps == 3 ? gtco_the_filters_3 : gtco_the_filters_5;
+  for (int64_t panel = 0; panel < panels; ++panel)
+    for (int64_t channel = 0; channel < c->channels; ++channel)
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        const int64_t column = panel * lanes + lane;
+        double half[GTCO_TILE][5] = {{0}}; /* G w */
+        for (int64_t i = 0; i < GTCO_TILE && column < n; ++i)
+          for (int64_t x = 0; x < taps; ++x)
+            for (int64_t y = 0; y < taps; ++y)
+              half[i][x] += g[i * taps + y] * (double)filter[((y * taps + x) * c->channels + channel) * n + column];
+        for (int64_t p = 0; p < GTCO_POSITIONS; ++p) {
+          double sum = 0;
+          for (int64_t x = 0; x < taps; ++x) sum += half[p / GTCO_TILE][x] * g[p % GTCO_TILE * taps + x];
+          packed[((panel * GTCO_POSITIONS + p) * c->channels + channel) * lanes + lane] = (float)sum;
+        }
+      }
+}
+
 EXPORT int64_t gtco_convolutions_packed_bytes(const gtco_convolution* c, int64_t n) {
   gtco_problem problem;
-  return problem_of(c, n, &problem) ? gtco_panels_bytes(n, problem.k) : -1;
+  return problem_of(c, n, &problem) ? gtco_panels_bytes(n, problem.k) + filtered_bytes(&problem) : -1;
 }
 
 EXPORT int gtco_convolutions_pack(const float* filter, const gtco_convolution* c, int64_t n, float* packed) {
   gtco_problem problem;
   if (!problem_of(c, n, &problem)) return -1;
   gtco_pack_panels(filter, n, problem.k, packed);
+  if (gtco_filters(c)) pack_filtered(filter, &problem, packed + gtco_panels_bytes(n, problem.k) / (int64_t)sizeof *packed);
   return 0;
 }
 

@@ -57,7 +57,7 @@ const char* gtco_products_error(const gtco_products* p);
  *
  *   gtco_convolution c = {batch, height, width, channels, kernel_h, kernel_w, stride, padding};
  *   float* packed = aligned_alloc(64, gtco_convolutions_packed_bytes(&c, n));
- *   gtco_convolutions_pack(filter, &c, n, packed); // once for any batch, height, width, stride and padding
+ *   gtco_convolutions_pack(filter, &c, n, packed); // once for any batch, height, width and padding
  *   gtco_convolutions_set(p, &c, n);
  *   gtco_products_run(p, images, packed, output); */
 typedef struct {

@@ -16,7 +16,7 @@
 #define LARGEST ((int64_t)1 << 40) /* of a size, as in gtco/tensor/nest/open.py */
 #define MOST_BYTES ((double)((int64_t)1 << 61))
 #define MOST_TASKS 0x7fffffff
-#define ROOM 512        /* candidates of a product: 3 widths x 2 feeds x 3 blocks of k x 8 cuts x 2 */
+#define ROOM 512        /* candidates of a product: 3 widths x 2 feeds x 3 blocks of k x 9 cuts x 2 */
 #define REMEMBERED 256  /* sizes whose choice is kept */
 
 typedef struct {
@@ -29,7 +29,7 @@ struct gtco_products {
   gtco_step step;
   void* args[5];
   gtco_cut cut;
-  int64_t workspace_bytes;
+  int64_t weights_at; /* bytes from the beginning of packed weights */
   int ready;
   choice known[REMEMBERED];
   char error[256];
@@ -232,6 +232,7 @@ int gtco_problem_set_config(gtco_products* p, const gtco_problem* problem, const
   p->cut = cut;
   p->step.tasks = (uint32_t)tasks;
   p->args[4] = (void*)nest->kernel;
+  p->weights_at = nest->feed == GTCO_FILTERED ? gtco_panels_bytes(n, problem->k) : 0;
   p->ready = 1;
   return 0;
 }
@@ -259,7 +260,7 @@ EXPORT int gtco_products_set(gtco_products* p, int64_t m, int64_t n, int64_t k) 
 
 EXPORT int gtco_products_run(gtco_products* p, const float* a, const float* packed, float* c) {
   if (!p->ready) return gtco_problem_fail(p, "no sizes are set: call gtco_products_set or gtco_convolutions_set before");
-  p->args[0] = (void*)a, p->args[1] = (void*)packed, p->args[2] = &p->cut, p->args[3] = c;
+  p->args[0] = (void*)a, p->args[1] = (void*)((const char*)packed + p->weights_at), p->args[2] = &p->cut, p->args[3] = c;
   const int error = gtco_pool_run(&p->pool, NULL);
   return error ? gtco_problem_fail(p, "cannot start threads: %s", strerror(error)) : 0;
 }

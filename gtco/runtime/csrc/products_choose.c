@@ -10,6 +10,7 @@
 #define LINE 64.0
 #define PAGE 4096
 #define PER_TILE 6e-9 /* seconds of the loops around a tile, beside its stores */
+#define MOVED 1.5     /* multiply-adds that take as long as a vector's load or store around a transform */
 #define PER_RUN 5e-9  /* seconds around the copy of a run of neighbours in an image, beside its stores */
 #define PREFETCHED 4     /* rows: kernels of so few prefetch B (gtco/tensor/nest/open_loops.py) */
 #define STREAM 2.6e9     /* bytes a second that a vector of B beside one other waits for, on a Zen 4 */
@@ -30,32 +31,55 @@ static int pointwise(const gtco_convolution* c) {
   return c->kernel_h == 1 && c->kernel_w == 1 && c->stride == 1 && c->padding == 0;
 }
 
+int gtco_filters(const gtco_convolution* c) {
+  return c->batch && c->stride == 1 && c->kernel_h == c->kernel_w && (c->kernel_h == 3 || c->kernel_h == 5);
+}
+
 int gtco_product_feeds(const gtco_problem* problem, int32_t feed) {
+  if (feed == GTCO_FILTERED) return gtco_filters(&problem->images);
   return (feed == GTCO_GATHERED) == (problem->images.batch && !pointwise(&problem->images));
 }
 
+/* Distances in scratch of which not all are multiples of the same power of two: an odd number of lines. */
+static int64_t odd(int64_t elements) { return (up(elements, 16) / 2 * 2 + 1) * 16; }
+
+/* The rows and the steps of k of the product that a feed makes of a problem. */
+static void rows_of(const gtco_problem* problem, int32_t feed, gtco_cut* cut, int64_t* m, int64_t* k) {
+  const gtco_convolution* c = &problem->images;
+  cut->image_h = c->height, cut->image_w = c->width, cut->channels = c->channels;
+  cut->kernel_w = c->kernel_w, cut->stride = c->stride, cut->padding = c->padding;
+  gtco_convolutions_output(c, &cut->out_h, &cut->out_w);
+  *m = problem->m, *k = problem->k;
+  cut->size = cut->tiles_h = cut->tiles_w = 0;
+  if (feed != GTCO_FILTERED) return;
+  cut->size = GTCO_TILE + 1 - c->kernel_w;
+  cut->tiles_h = up(cut->out_h, cut->size), cut->tiles_w = up(cut->out_w, cut->size);
+  *m = c->batch * cut->tiles_h * cut->tiles_w, *k = c->channels;
+}
+
 int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config* config, gtco_cut* cut) {
-  const int64_t m = problem->m, n = problem->n, k = problem->k;
-  const gtco_convolution* images = &problem->images;
   const gtco_product_nest* nest = &gtco_the_nests[config->kernel];
-  const int64_t blocks = up(m, nest->rows), panels = nest->columns ? 1 : up(n, (int64_t)nest->vectors * gtco_the_machine.lanes);
-  cut->n = n, cut->k = k, cut->kc = least(config->kc, k);
+  const int64_t n = problem->n, wide = (int64_t)nest->vectors * gtco_the_machine.lanes;
+  int64_t m, k;
+  rows_of(problem, nest->feed, cut, &m, &k);
+  const int64_t blocks = up(m, nest->rows), panels = nest->columns ? 1 : up(n, wide);
+  cut->n = n, cut->k = k, cut->kc = nest->feed == GTCO_FILTERED ? k : least(config->kc, k);
   cut->blocks = blocks, cut->height = m / blocks, cut->taller = m % blocks;
   cut->panels = panels;
   cut->task_blocks = up(blocks, least(config->chunks_m, blocks));
   cut->task_panels = up(panels, least(config->chunks_n, panels));
   cut->chunks_n = up(panels, cut->task_panels);
   cut->held = least(config->held, cut->task_blocks);
-  const int64_t rest = cut->kc % 16;
-  cut->lda = cut->kc + (cut->kc % 256 == 0 ? 16 : rest ? 16 - rest : 0);
-  cut->image_h = images->height, cut->image_w = images->width, cut->channels = images->channels;
-  cut->kernel_w = images->kernel_w, cut->stride = images->stride, cut->padding = images->padding;
-  gtco_convolutions_output(images, &cut->out_h, &cut->out_w);
+  const int64_t rest = cut->kc % 16, rows = cut->held * (cut->height + (cut->taller > 0));
+  cut->lda = nest->feed == GTCO_FILTERED ? odd(k) : cut->kc + (cut->kc % 256 == 0 ? 16 : rest ? 16 - rest : 0);
+  cut->plane_a = odd(rows * cut->lda), cut->plane_c = odd(rows * wide);
   return up(blocks, cut->task_blocks) * cut->chunks_n;
 }
 
 int64_t gtco_product_workspace(const gtco_product_config* config, const gtco_cut* cut) {
-  if (gtco_the_nests[config->kernel].feed == GTCO_DIRECT) return 0;
+  const int32_t feed = gtco_the_nests[config->kernel].feed;
+  if (feed == GTCO_DIRECT) return 0;
+  if (feed == GTCO_FILTERED) return 4 * GTCO_POSITIONS * (cut->plane_a + cut->plane_c + cut->channels + 16);
   return 4 * cut->held * (cut->height + (cut->taller > 0)) * cut->lda;
 }
 
@@ -86,10 +110,53 @@ static double a_bytes(const gtco_problem* problem) {
   return 4 * (double)c->batch * (double)c->height * (double)c->width * (double)c->channels;
 }
 
+/* Level 0: what a block's step of k takes with one vector of columns, by the micro-kernels' measured rates (eq. 3). */
+static double seconds_of_a_step(const gtco_product_nest* nest, const gtco_cut* cut) {
+  const double share = (double)cut->taller / (double)cut->blocks;
+  const double low = (1 - share) * (double)cut->height / nest->rate[cut->height - 1];
+  return cut->taller ? low + share * (double)(cut->height + 1) / nest->rate[cut->height] : low;
+}
+
+/* The same for minimal filtering: its products, and the transforms before and behind them. */
+static double price_of_filtering(const gtco_problem* problem, const gtco_product_nest* nest, const gtco_cut* cut,
+                                 int64_t tasks, int threads) {
+  const gtco_product_machine* of = &gtco_the_machine;
+  const gtco_convolution* c = &problem->images;
+  const int64_t cores = least(threads, tasks);
+  const double k = (double)cut->k, lanes = of->lanes, parts = (double)up(cut->task_blocks, cut->held);
+  const double all = (double)(c->batch * cut->tiles_h * cut->tiles_w);
+  const double rows = all / (double)cut->blocks * (double)cut->task_blocks;
+  const double vectors = (double)cut->task_panels * nest->vectors, size = (double)cut->size;
+  const double compute = GTCO_POSITIONS * (double)cut->task_blocks * seconds_of_a_step(nest, cut) * vectors * k;
+  const double tiles = GTCO_POSITIONS * (double)(cut->task_blocks * cut->task_panels);
+
+  const double forth = 2 * GTCO_TILE * (4 + 2 * (GTCO_TILE - 2)) + 2 * MOVED * GTCO_POSITIONS;
+  const double back = (GTCO_TILE + size) * (GTCO_TILE - 2 + 2 * size) + MOVED * (GTCO_POSITIONS + size * size);
+  double waiting = tiles * PER_TILE + rows * (up((int64_t)k, (int64_t)lanes) * forth + vectors * back) / of->fma_rate;
+
+  const double item = 4 * GTCO_POSITIONS, held = rows / parts;
+  const double scratch = item * held * (k + lanes * nest->vectors);
+  const double a_task = item * rows * k, c_task = item * rows * vectors * lanes;
+  waiting += (a_task + 2 * c_task) * each(scratch, cores);
+  const double hidden = a_task * (double)cut->task_panels * each(scratch, cores);
+  const double image = rows / all * a_bytes(problem), out = rows * size * size * 4 * vectors * lanes;
+  waiting += image * fmax(each(a_bytes(problem), cores), 1 / of->handed_rate);
+  waiting += out * each(4.0 * (double)problem->m * (double)problem->n, cores);
+
+  const double b_all = item * k * (double)cut->panels * nest->vectors * lanes, b_task = item * k * vectors * lanes;
+  const double once = fmax(each(b_all, cores), b_all > USABLE * of->l2 ? 1 / of->l3_rate : 0);
+  const double stream = b_task * (once + (parts - 1) * each(b_task + scratch, cores));
+
+  const double moved = hidden + stream;
+  const double longer = fmax(compute, moved), shorter = fmin(compute, moved);
+  return (tasks > 1 ? of->launch : 0) + (double)up(tasks, threads) * (waiting + longer + SHOWN * shorter);
+}
+
 /* Equations 2 to 8 of one candidate, in seconds. */
 static double price(const gtco_problem* problem, const gtco_product_nest* nest, const gtco_cut* cut, int64_t tasks,
                     int threads) {
   const gtco_product_machine* of = &gtco_the_machine;
+  if (nest->feed == GTCO_FILTERED) return price_of_filtering(problem, nest, cut, tasks, threads);
   const int64_t m = problem->m;
   const double k = (double)cut->k, kc = (double)cut->kc, held = (double)cut->held;
   const int64_t cores = least(threads, tasks), kblocks = up(cut->k, cut->kc);
@@ -100,9 +167,7 @@ static double price(const gtco_problem* problem, const gtco_product_nest* nest, 
   const double tiles = (double)cut->task_blocks * panels * (double)kblocks;
 
   /* level 0: the micro-kernel at its measured rate (eq. 3) */
-  const double share = cut->taller ? (double)cut->taller / (double)cut->blocks : 0;
-  double each_row = (1 - share) * (double)cut->height / nest->rate[cut->height - 1];
-  if (cut->taller) each_row += share * (double)(cut->height + 1) / nest->rate[cut->height];
+  const double each_row = seconds_of_a_step(nest, cut);
   const double vectors = panels * nest->vectors;
   double compute = (double)cut->task_blocks * each_row * vectors * k;
 
@@ -199,15 +264,19 @@ int gtco_product_candidates(const gtco_problem* problem, int threads, int room, 
   const int64_t m = problem->m, n = problem->n, k = problem->k;
   if (gtco_product_along_k(problem)) return along_k(problem, threads, room, configs, seconds);
   int kept[KEPT], count = 0;
-  const int chosen = widths(m, n, kept);
-  for (int w = 0; w < chosen; ++w)
-    for (int32_t feed = GTCO_DIRECT; feed <= GTCO_GATHERED; ++feed) {
+  for (int32_t feed = GTCO_DIRECT; feed <= GTCO_FILTERED; ++feed) {
+    if (!gtco_product_feeds(problem, feed) || (feed == GTCO_PACKED && (k < 128 || m < 2))) continue;
+    gtco_cut made;
+    int64_t rows, depth;
+    rows_of(problem, feed, &made, &rows, &depth);
+    const double a_step = feed == GTCO_FILTERED ? 4.0 * GTCO_POSITIONS : 4.0; /* bytes of a row's step of k in scratch */
+    const int chosen = widths(rows, n, kept);
+    for (int w = 0; w < chosen; ++w) {
       const gtco_product_nest* nest = &gtco_the_nests[kept[w] + feed];
-      if (!gtco_product_feeds(problem, feed) || (feed == GTCO_PACKED && (k < 128 || m < 2))) continue;
-      const int64_t blocks = up(m, nest->rows), panels = up(n, (int64_t)nest->vectors * of->lanes);
-      for (int halves = 0; halves < 3; ++halves) {
-        const int64_t kc = halves == 0 ? k : up(up(k, up(k, halves == 1 ? 1024 : 384)), 16) * 16;
-        if (halves && (kc >= k || m < nest->rows)) continue;
+      const int64_t blocks = up(rows, nest->rows), panels = up(n, (int64_t)nest->vectors * of->lanes);
+      for (int halves = 0; halves < (feed == GTCO_FILTERED ? 1 : 3); ++halves) {
+        const int64_t kc = halves == 0 ? depth : up(up(depth, up(depth, halves == 1 ? 1024 : 384)), 16) * 16;
+        if (halves && (kc >= depth || rows < nest->rows)) continue;
         int64_t chunks[9][2] = {{1, 1}};
         int cuts = 1;
         for (int64_t f = 1; threads > 1 && f <= 4; f *= 2) {
@@ -217,14 +286,15 @@ int gtco_product_candidates(const gtco_problem* problem, int threads, int room, 
         if (threads > 1) chunks[cuts][0] = threads, chunks[cuts++][1] = 4;
         for (int c = 0; c < cuts; ++c) {
           const int64_t task_blocks = up(blocks, least(chunks[c][0], blocks));
-          const int64_t fitting = (int64_t)(of->l2 / 4 / (4.0 * nest->rows * (double)kc));
-          for (int part = 0; part < 2; ++part) {
+          const double block = a_step * nest->rows * (double)kc;
+          for (int part = 0; part < (feed == GTCO_FILTERED ? 4 : 2); ++part) {
             gtco_product_config one = {kept[w] + feed, chunks[c][0], chunks[c][1], kc, task_blocks};
             gtco_cut cut;
-            if (part) {
+            if (part) { /* a quarter of L2, half of it, ... */
+              const int64_t fitting = (int64_t)(of->l2 / 8 * (1 << part) / block);
               one.held = fitting > 1 ? fitting : 1;
               if (one.held >= task_blocks) continue;
-            } else if (feed != GTCO_DIRECT && task_blocks > 1 && 4.0 * (double)(task_blocks * nest->rows) * (double)kc > of->l2) {
+            } else if (feed != GTCO_DIRECT && task_blocks > 1 && (double)task_blocks * block > of->l2) {
               continue;
             }
             const int64_t tasks = gtco_product_cut(problem, &one, &cut);
@@ -237,5 +307,6 @@ int gtco_product_candidates(const gtco_problem* problem, int threads, int room, 
         }
       }
     }
+  }
   return count;
 }

@@ -7,11 +7,12 @@
 
 #include "gtco_products.h"
 
-/* The numbers of a product's loops, in the order of gtco/tensor/nest/open.py: Cut; and where its rows are windows of
- * images, those of open_images.py: Window. */
+/* The numbers of a product's loops, in the order of gtco/tensor/nest/open.py: Cut; where its rows are windows of images,
+ * those of open_images.py: Window; and where they are tiles, those of open_filtering.py: TILES. */
 typedef struct {
   int64_t n, k, kc, height, taller, blocks, task_blocks, panels, task_panels, chunks_n, held, lda;
   int64_t image_h, image_w, channels, kernel_w, stride, padding, out_h, out_w;
+  int64_t size, tiles_h, tiles_w, plane_a, plane_c;
 } gtco_cut;
 
 /* What is multiplied: C[m, n] = A[m, k] x B[k, n]. A is a matrix, or the windows of images; their batch is 0 then. */
@@ -20,7 +21,9 @@ typedef struct {
   gtco_convolution images;
 } gtco_problem;
 
-typedef enum { GTCO_DIRECT, GTCO_PACKED, GTCO_GATHERED } gtco_feed; /* the order of gtco/tensor/nest/open.py: FEEDS */
+typedef enum { GTCO_DIRECT, GTCO_PACKED, GTCO_GATHERED, GTCO_FILTERED } gtco_feed; /* gtco/tensor/nest/open.py: FEEDS */
+#define GTCO_POSITIONS 36 /* of minimal filtering (gtco/tensor/nest/open_filtering.py): tiles of 6 x 6 inputs */
+#define GTCO_TILE 6
 
 typedef void (*gtco_product_kernel)(const void* a, const void* b, const void* numbers, void* c, void* w, int64_t begin,
                                     int64_t end);
@@ -44,6 +47,8 @@ typedef struct {
 extern const gtco_product_nest gtco_the_nests[];
 extern const gtco_product_machine gtco_the_machine;
 extern const char* const gtco_the_features[];
+/* G of minimal filtering for windows of 3 and of 5, [6][taps]. */
+extern const double gtco_the_filters_3[GTCO_TILE * 3], gtco_the_filters_5[GTCO_TILE * 5];
 extern const int gtco_the_kernels_are_closed; /* 1: none calls code outside of the library */
 /* Runs tasks of a product: b are A, B, its cut, C and its kernel. */
 void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end);
@@ -55,6 +60,8 @@ int gtco_product_along_k(const gtco_problem* problem);
  * Returns how many there are. */
 int gtco_product_candidates(const gtco_problem* problem, int threads, int room, gtco_product_config* configs,
                             double* seconds);
+/* 1 if minimal filtering computes this convolution: windows of 3 x 3 or 5 x 5 and stride 1. */
+int gtco_filters(const gtco_convolution* c);
 /* 1 if a kernel of this feed reads A of this product. */
 int gtco_product_feeds(const gtco_problem* problem, int32_t feed);
 /* Fills the cut of a config, whose numbers are made smaller where they are too large. Returns its tasks. */

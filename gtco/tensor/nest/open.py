@@ -37,9 +37,9 @@ SETS = 256  # elements: rows that a multiple of 1 KiB apart share few sets of L1
 FEW_COLUMNS = 4  # the most columns of products whose vectors lie along k
 FOLDING = 9  # multiply-adds that take as long as folding a vector
 SUMS = 16  # vectors of sums of such a product, at most
-# A's rows are read where they lie, copied to scratch, or gathered there from images; the order is
-# that of csrc/products_table.h.
-FEEDS = ("direct", "packed", "gathered")
+# A's rows are read where they lie, copied to scratch, or gathered there from images; or they are
+# tiles of minimal filtering. The order is that of csrc/products_table.h.
+FEEDS = ("direct", "packed", "gathered", "filtered")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class OpenNest:
 
     @property
     def packed(self) -> bool:
-        """True if the row reads A from scratch."""
-        return self.feed != FEEDS[0]
+        """True if rows of A are copied to scratch."""
+        return self.feed in FEEDS[1:3]
 
     @property
     def gathered(self) -> bool:

@@ -18,24 +18,22 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments
 from gtco.tensor.emit.fold import add
 from gtco.tensor.nest.open import FIELDS, FewColumns
-from gtco.tensor.nest.open_loops import ANY, LOAD, OpenLoops, edges
-from gtco.tensor.stage import TensorType
+from gtco.tensor.nest.open_loops import LOAD, OpenLoops, any_size
 
 
 def columns_kernel(nest: FewColumns, symbol: str) -> Any:
     """The kernel of a nest, with the arguments of
     :func:`gtco.tensor.nest.open_loops.open_kernel`.
     """
-    types = {"a": ANY, "b": ANY, "numbers": TensorType((len(FIELDS),), "int64")}
-
-    def body(em: Emitter, args: KernelArguments) -> None:
-        with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", edges(em.lanes)):
-            _Loops(nest.rows, em, args, nest.columns).emit()
-
-    return kernel(symbol, types, ANY, ANY.nbytes // 4, nest.lanes, body, wide=True)
+    return any_size(
+        symbol,
+        len(FIELDS),
+        nest.lanes,
+        lambda em, args: _Loops(nest.rows, em, args, nest.columns).emit(),
+    )
 
 
 class _Loops(OpenLoops):

@@ -28,8 +28,8 @@ class Window:
     and the window's height follows from k.
     """
 
-    height: int
-    width: int
+    image_h: int
+    image_w: int
     channels: int
     kernel_w: int
     stride: int
@@ -74,9 +74,9 @@ def gather(
     y0 = held((above - image * of["out_h"]) * of["stride"] - of["padding"], "y0")
     x0 = (row - above * of["out_w"]) * of["stride"] - of["padding"]
     first_channel = held(x0 * of["channels"], "first_channel")
-    first_line = held(image * of["height"] + y0, "first_line")
+    first_line = held(image * of["image_h"] + y0, "first_line")
     run = held(of["kernel_w"] * of["channels"], "run")
-    line = held(of["width"] * of["channels"], "line")
+    line = held(of["image_w"] * of["channels"], "line")
     end = held(k0 + depth, "end")
     with em.range(tirx.truncdiv(k0, run), tirx.truncdiv(end - 1, run) + 1, "ky") as ky:
         begin = held(tirx.max(ky * run, k0), "begin")
@@ -84,7 +84,7 @@ def gather(
         into = held(target + (begin - k0), "into")
         # where the run begins in a line of the image, and which part of it is inside
         at = held(begin - ky * run + first_channel, "at")
-        there = tirx.all(y0 + ky >= 0, y0 + ky < of["height"])
+        there = tirx.all(y0 + ky >= 0, y0 + ky < of["image_h"])
         left = held(tirx.Select(there, tirx.min(tirx.max(zero - at, zero), count), count), "left")
         right = held(tirx.max(tirx.min(line - at, count), left), "right")
         with em.when(tirx.any(left > 0, right < count)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -50,19 +51,28 @@ define internal {vector} @{LOAD}(ptr %p, i32 %count) alwaysinline {{
 """
 
 
+def any_size(
+    symbol: str, numbers: int, lanes: int, emit: Callable[[Emitter, KernelArguments], None]
+) -> Any:
+    """The kernel ``symbol(a, b, numbers, out, workspace, begin, end)`` of buffers of any size,
+    which reads so many numbers.
+    """
+    types = {"a": ANY, "b": ANY, "numbers": TensorType((numbers,), "int64")}
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", edges(em.lanes)):
+            emit(em, args)
+
+    return kernel(symbol, types, ANY, ANY.nbytes // 4, lanes, body, wide=True)
+
+
 def open_kernel(nest: OpenNest, symbol: str) -> Any:
     """The kernel ``symbol(a, b, numbers, out, workspace, begin, end)`` of a nest: A[m, k] or the
     images of which it is, B in panels, the numbers of a :class:`gtco.tensor.nest.open.Cut` and
     behind them those of a :class:`gtco.tensor.nest.open_images.Window`, and C[m, n].
     """
     numbers = len(FIELDS) + (len(WINDOW) if nest.gathered else 0)
-    types = {"a": ANY, "b": ANY, "numbers": TensorType((numbers,), "int64")}
-
-    def body(em: Emitter, args: KernelArguments) -> None:
-        with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", edges(em.lanes)):
-            _Loops(nest, em, args).emit()
-
-    return kernel(symbol, types, ANY, ANY.nbytes // 4, nest.row.lanes, body, wide=True)
+    return any_size(symbol, numbers, nest.row.lanes, lambda em, args: _Loops(nest, em, args).emit())
 
 
 @dataclass(frozen=True)
@@ -78,9 +88,22 @@ class _Tile:
     row0: Expr
 
 
+@dataclass(frozen=True)
+class Part:
+    """The row blocks of a task that are worked on at once, ``here`` to ``end`` with the first row
+    ``row0``; and the task's panels, ``panel0`` to ``panels``.
+    """
+
+    here: Expr
+    end: Expr
+    row0: Expr
+    panel0: Expr
+    panels: Expr
+
+
 class OpenLoops:
-    """What loops over blocks of two heights share: the numbers, and the choice of a height among
-    1 ... ``most``.
+    """What loops over blocks of two heights share: the numbers, tasks and parts, and the choice of
+    a height among 1 ... ``most``.
     """
 
     def __init__(self, most: int, em: Emitter, args: KernelArguments) -> None:
@@ -88,6 +111,11 @@ class OpenLoops:
         self.a, self.b, self.out = args.inputs["a"], args.inputs["b"], args.output
         numbers = args.inputs["numbers"].buffer
         self.of = {name: em.let(numbers[i], name) for i, name in enumerate(FIELDS)}
+
+    def more(self, names: Sequence[str]) -> dict[str, Expr]:
+        """The numbers behind those of a cut."""
+        numbers = self.args.inputs["numbers"].buffer
+        return {n: self.em.let(numbers[len(FIELDS) + i], n) for i, n in enumerate(names)}
 
     def held(self, value: Expr, name: str) -> Expr:
         """The integer, read from a register. TVM's passes write bound values out in each other,
@@ -97,12 +125,49 @@ class OpenLoops:
         T.buffer_store(cell.buffer, value, [0])
         return self.em.let(cell.buffer[0], name)
 
+    def copy(self, source: Expr | None, target: Expr, count: Expr) -> None:
+        """Copies ``count`` elements of A to scratch, or without a ``source`` puts zeros there."""
+        em, lanes = self.em, self.em.lanes
+        into, a = self.args.workspace.buffer, self.a.buffer
+        source = source if source is None else self.held(source, "source")
+        whole = self.held(tirx.truncdiv(count, tirx.const(lanes, "int64")), "whole")
+        with em.loop(whole, "v") as v:
+            value = em.splat(0.0) if source is None else a[tirx.Ramp(source + v * lanes, 1, lanes)]
+            T.buffer_store(into, value, [tirx.Ramp(target + v * lanes, 1, lanes)])
+        rest = self.held(count - whole * lanes, "rest")
+        with em.when(rest > 0):
+            few = tirx.Cast("int32", rest)
+            value = em.splat(0.0)
+            if source is not None:
+                where = tirx.address_of(a[source + whole * lanes])
+                value = tirx.call_extern(f"float32x{lanes}", LOAD, where, few)
+            where = tirx.address_of(into[target + whole * lanes])
+            T.evaluate(tirx.call_extern("int32", STORE, where, value, few))
+
     def up(self, a: Expr, b: Expr) -> Expr:
         """a / b, rounded up; both are positive."""
         return tirx.truncdiv(a + (b - 1), b)
 
     def first_row(self, block: Expr) -> Expr:
         return block * self.of["height"] + tirx.min(block, self.of["taller"])
+
+    @contextmanager
+    def each_part(self) -> Iterator[Part]:
+        """A loop over the tasks and the parts of each."""
+        em, of = self.em, self.of
+        with em.range(self.args.begin, self.args.end, "task") as task:
+            chunk_m = tirx.truncdiv(task, of["chunks_n"])
+            chunk_n = em.let(task - chunk_m * of["chunks_n"], "chunk_n")
+            block0 = em.let(chunk_m * of["task_blocks"], "block0")
+            blocks = self.held(tirx.min(block0 + of["task_blocks"], of["blocks"]), "blocks")
+            panel0 = em.let(chunk_n * of["task_panels"], "panel0")
+            panels = self.held(tirx.min(panel0 + of["task_panels"], of["panels"]), "panels")
+            many = em.let(self.up(blocks - block0, of["held"]), "parts")
+            with em.loop(many, "part") as part:
+                here = self.held(block0 + part * of["held"], "here")
+                end = self.held(tirx.min(here + of["held"], blocks), "end")
+                row0 = self.held(self.first_row(here), "row0")
+                yield Part(here, end, row0, panel0, panels)
 
     def heights(self, block: Expr, product: Callable[[int], None]) -> None:
         """``product`` of the block's height, which is found by halving."""
@@ -124,35 +189,22 @@ class _Loops(OpenLoops):
     def __init__(self, nest: OpenNest, em: Emitter, args: KernelArguments) -> None:
         super().__init__(nest.row.rows, em, args)
         self.nest, self.row = nest, nest.row
-        numbers = args.inputs["numbers"].buffer
-        names = WINDOW if nest.gathered else ()
-        self.window = {n: em.let(numbers[len(FIELDS) + i], n) for i, n in enumerate(names)}
+        self.window = self.more(WINDOW) if nest.gathered else {}
 
     def emit(self) -> None:
         em, of = self.em, self.of
-        with em.range(self.args.begin, self.args.end, "task") as task:
-            chunk_m = tirx.truncdiv(task, of["chunks_n"])
-            chunk_n = em.let(task - chunk_m * of["chunks_n"], "chunk_n")
-            block0 = em.let(chunk_m * of["task_blocks"], "block0")
-            blocks = self.held(tirx.min(block0 + of["task_blocks"], of["blocks"]), "blocks")
-            panel0 = em.let(chunk_n * of["task_panels"], "panel0")
-            panels = self.held(tirx.min(panel0 + of["task_panels"], of["panels"]), "panels")
-            many = em.let(self.up(blocks - block0, of["held"]), "parts")
-            with em.loop(many, "part") as part:
-                here = self.held(block0 + part * of["held"], "here")
-                end = self.held(tirx.min(here + of["held"], blocks), "end")
-                row0 = self.held(self.first_row(here), "row0")
-                with em.loop(em.let(self.up(of["k"], of["kc"]), "kblocks"), "kb") as kb:
-                    k0 = self.held(kb * of["kc"], "k0")
-                    depth = self.held(tirx.min(of["kc"], of["k"] - k0), "depth")
-                    if self.nest.packed:
-                        self.pack(row0, self.first_row(end) - row0, k0, depth)
-                    with em.range(panel0, panels, "panel") as panel:
-                        with em.range(here, end, "block") as block:
-                            start = self.held(self.first_row(block), "start")
-                            tile = _Tile(start, panel, k0, depth, row0)
-                            more = block + 1 < end
-                            self.heights(block, partial(self.either, at=tile, more=more))
+        with self.each_part() as part:
+            with em.loop(em.let(self.up(of["k"], of["kc"]), "kblocks"), "kb") as kb:
+                k0 = self.held(kb * of["kc"], "k0")
+                depth = self.held(tirx.min(of["kc"], of["k"] - k0), "depth")
+                if self.nest.packed:
+                    self.pack(part.row0, self.first_row(part.end) - part.row0, k0, depth)
+                with em.range(part.panel0, part.panels, "panel") as panel:
+                    with em.range(part.here, part.end, "block") as block:
+                        start = self.held(self.first_row(block), "start")
+                        tile = _Tile(start, panel, k0, depth, part.row0)
+                        more = block + 1 < part.end
+                        self.heights(block, partial(self.either, at=tile, more=more))
 
     def pack(self, row0: Expr, rows: Expr, k0: Expr, depth: Expr) -> None:
         """Copies A[row0:row0 + rows, k0:k0 + depth]."""
@@ -163,25 +215,6 @@ class _Loops(OpenLoops):
                 gather(em, self, self.window, row0 + r, k0, depth, target)
             else:
                 self.copy((row0 + r) * of["k"] + k0, target, depth)
-
-    def copy(self, source: Expr | None, target: Expr, count: Expr) -> None:
-        """Copies ``count`` elements of A to scratch, or without a ``source`` puts zeros there."""
-        em, lanes = self.em, self.row.lanes
-        into, a = self.args.workspace.buffer, self.a.buffer
-        source = source if source is None else self.held(source, "source")
-        whole = self.held(tirx.truncdiv(count, tirx.const(lanes, "int64")), "whole")
-        with em.loop(whole, "v") as v:
-            value = em.splat(0.0) if source is None else a[tirx.Ramp(source + v * lanes, 1, lanes)]
-            T.buffer_store(into, value, [tirx.Ramp(target + v * lanes, 1, lanes)])
-        rest = self.held(count - whole * lanes, "rest")
-        with em.when(rest > 0):
-            few = tirx.Cast("int32", rest)
-            value = em.splat(0.0)
-            if source is not None:
-                where = tirx.address_of(a[source + whole * lanes])
-                value = tirx.call_extern(f"float32x{lanes}", LOAD, where, few)
-            where = tirx.address_of(into[target + whole * lanes])
-            T.evaluate(tirx.call_extern("int32", STORE, where, value, few))
 
     def either(self, rows: int, at: _Tile, more: Expr) -> None:
         """The product of a block, which prefetches the rows of the next one if there is ``more``.

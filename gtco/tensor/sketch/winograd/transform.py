@@ -1,11 +1,11 @@
-"""The transforms of Winograd's minimal filtering F(m x m, 3 x 3), as matrices and as code.
+"""The transforms of Winograd's minimal filtering F(m x m, r x r), as matrices and as code.
 
 They follow Lavin and Gray 2016 (eq. 8), with the matrices that Cook and Toom's interpolation gives
-for a set of points:  y = A^T [ (G w G^T) * (B^T x B) ] A, for a tile of m + 2 by m + 2 inputs. The
-product in the middle is element by element. The points decide the cost and the rounding. F(4 x 4)
-has 0, +-3/4, +-3/2 and infinity. On random data its error was measured at a third to a half of that
-with the usual 0, +-1, +-2. All its coefficients are multiples of a power of two, so A and B hold
-them exactly.
+for a set of points:  y = A^T [ (G w G^T) * (B^T x B) ] A, for a tile of m + r - 1 inputs along
+either axis. The product in the middle is element by element. The points decide the cost and the
+rounding. Tiles of six inputs have 0, +-3/4, +-3/2 and infinity. On random data the error of
+F(4 x 4, 3 x 3) was measured at a third to a half of that with the usual 0, +-1, +-2. All its
+coefficients are multiples of a power of two, so A and B hold them exactly.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from fractions import Fraction
 from functools import cached_property
 from math import prod
 
-from tvm import tirx
-
 from gtco.tensor.analysis.filtering import SIZES, TAPS
 from gtco.tensor.emit.emitter import Emitter, Expr
+from gtco.tensor.emit.vector_math import constant
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
 @dataclass(frozen=True)
 class Transform:
-    """F(size x size, 3 x 3). The finite points are 0 and those of ``pairs`` with either sign; the
-    last point is infinity. Positions of a tile are numbered row by row.
+    """F(size x size, taps x taps). The finite points are 0 and those of ``pairs`` with either sign;
+    the last point is infinity. Positions of a tile are numbered row by row.
     """
 
     size: int
     pairs: tuple[Fraction, ...]
+    taps: int = TAPS
 
     def __post_init__(self) -> None:
-        assert self.size + TAPS - 1 == 2 + 2 * len(self.pairs), "one point for each input"
+        assert self.width == 2 + 2 * len(self.pairs), "one point for each input"
 
     @property
     def width(self) -> int:
         """The inputs of a tile along an axis."""
-        return self.size + TAPS - 1
+        return self.size + self.taps - 1
 
     @property
     def positions(self) -> int:
@@ -61,14 +61,14 @@ class Transform:
 
     @cached_property
     def weights(self) -> Matrix:
-        """G [width, 3]: powers of the points, divided by the values of the polynomials of B^T
+        """G [width, taps]: powers of the points, divided by the values of the polynomials of B^T
         there.
         """
         rows = [
-            tuple(p**k / prod(p - q for q in self.points if q != p) for k in range(TAPS))
+            tuple(p**k / prod(p - q for q in self.points if q != p) for k in range(self.taps))
             for p in self.points
         ]
-        return (*rows, (Fraction(0), Fraction(0), Fraction(1)))
+        return (*rows, (*[Fraction(0)] * (self.taps - 1), Fraction(1)))
 
     @cached_property
     def outputs(self) -> Matrix:
@@ -138,7 +138,7 @@ def _sum(em: Emitter, factors: Sequence[Fraction], values: Sequence[Expr]) -> Ex
     parts = [(f, x) for f, x in zip(factors, values, strict=True) if f]
     parts.sort(key=lambda part: part[0] != 1)
     (first, value), *rest = parts
-    total = value if first == 1 else value * _constant(first)
+    total = value if first == 1 else value * constant(value, float(first))
     for factor, x in rest:
         total = _plus(total, factor, x)
     return em.let(total)
@@ -147,11 +147,7 @@ def _sum(em: Emitter, factors: Sequence[Fraction], values: Sequence[Expr]) -> Ex
 def _plus(total: Expr, factor: Fraction, x: Expr) -> Expr:
     if abs(factor) == 1:
         return total + x if factor > 0 else total - x
-    return total + x * _constant(factor)
-
-
-def _constant(value: Fraction) -> Expr:
-    return tirx.const(float(value), "float32")
+    return total + x * constant(x, float(factor))
 
 
 TRANSFORMS: Mapping[int, Transform] = {
