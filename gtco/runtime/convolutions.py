@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_int64
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,22 @@ class Convolution:
     kernel_w: int
     stride: int = 1
     padding: int = 0
+
+    @property
+    def fields(self) -> Any:
+        """As C takes it."""
+        return byref(
+            _Fields(
+                self.batch,
+                self.height,
+                self.width,
+                self.channels,
+                self.kernel_h,
+                self.kernel_w,
+                self.stride,
+                self.padding,
+            )
+        )
 
     @property
     def output(self) -> tuple[int, int]:
@@ -88,7 +105,7 @@ class Convolutions(OpenedKernels):
         """The sizes of the next runs. ``config``: how they are run, instead of the config of least
         price. Raises :class:`ShapeError` for sizes or a config of which there is no convolution.
         """
-        fields = byref(_Fields(*astuple(sizes)))
+        fields = sizes.fields
         if config is None:
             answer = self._library.gtco_convolutions_set(self._open, fields, n)
         else:
@@ -128,14 +145,14 @@ class Convolutions(OpenedKernels):
 
     def choose(self, sizes: Convolution, n: int) -> tuple[ProductConfig, float]:
         """The config of least price for these sizes, and its predicted seconds."""
-        fields = byref(_Fields(*astuple(sizes)))
+        fields = sizes.fields
         if (found := self._chosen("gtco_convolutions_choose", fields, n)) is None:
             raise ShapeError(f"there is no convolution of {sizes} with {n} filters")
         return found
 
     def candidates(self, sizes: Convolution, n: int) -> list[tuple[ProductConfig, float]]:
         """The configs among which :meth:`choose` chooses, with their predicted seconds."""
-        fields = byref(_Fields(*astuple(sizes)))
+        fields = sizes.fields
         if (found := self._listed("gtco_convolutions_candidates", fields, n)) is None:
             raise ShapeError(f"there is no convolution of {sizes} with {n} filters")
         return found

@@ -10,7 +10,9 @@
 #define LINE 64.0
 #define PAGE 4096
 #define PER_TILE 6e-9 /* seconds of the loops around a tile, beside its stores */
-#define MOVED 1.5     /* multiply-adds that take as long as a vector's load or store around a transform */
+#define MOVED 2.0     /* multiply-adds that take as long as a vector's load or store around a transform */
+#define FILTERS 20e9  /* bytes a second of a vector of B of minimal filtering beside others, on a Zen 5 */
+#define RECENT 4      /* weights lie where so many times their bytes do: other layers run in between */
 #define PER_RUN 5e-9  /* seconds around the copy of a run of neighbours in an image, beside its stores */
 #define PREFETCHED 4     /* rows: kernels of so few prefetch B (gtco/tensor/nest/open_loops.py) */
 #define STREAM 2.6e9     /* bytes a second that a vector of B beside one other waits for, on a Zen 4 */
@@ -132,10 +134,11 @@ static double price_of_filtering(const gtco_problem* problem, const gtco_product
 
   const double forth = 2 * GTCO_TILE * (4 + 2 * (GTCO_TILE - 2)) + 2 * MOVED * GTCO_POSITIONS;
   const double back = (GTCO_TILE + size) * (GTCO_TILE - 2 + 2 * size) + MOVED * (GTCO_POSITIONS + size * size);
-  double waiting = tiles * PER_TILE + rows * (up((int64_t)k, (int64_t)lanes) * forth + vectors * back) / of->fma_rate;
+  double waiting = tiles * PER_TILE + GTCO_POSITIONS * rows * vectors / of->store_rate;
+  waiting += rows * ((double)up((int64_t)k, of->lanes) * forth + vectors * back) / of->fma_rate;
 
   const double item = 4 * GTCO_POSITIONS, held = rows / parts;
-  const double scratch = item * held * (k + lanes * nest->vectors);
+  const double scratch = item * held * ((double)cut->lda + lanes * nest->vectors);
   const double a_task = item * rows * k, c_task = item * rows * vectors * lanes;
   waiting += (a_task + 2 * c_task) * each(scratch, cores);
   const double hidden = a_task * (double)cut->task_panels * each(scratch, cores);
@@ -144,11 +147,14 @@ static double price_of_filtering(const gtco_problem* problem, const gtco_product
   waiting += out * each(4.0 * (double)problem->m * (double)problem->n, cores);
 
   const double b_all = item * k * (double)cut->panels * nest->vectors * lanes, b_task = item * k * vectors * lanes;
-  const double once = fmax(each(b_all, cores), b_all > USABLE * of->l2 ? 1 / of->l3_rate : 0);
-  const double stream = b_task * (once + (parts - 1) * each(b_task + scratch, cores));
+  double once = fmax(each(RECENT * b_all, cores), b_all > USABLE * of->l2 ? 1 / of->l3_rate : 0);
+  double again = each(b_task + scratch, cores);
+  const double few = 1 / (FILTERS * nest->vectors);
+  if (once > 0) once = fmax(once, few);
+  if (again > 1 / of->l2_rate) again = fmax(again, few);
+  waiting += b_task * (once + (parts - 1) * again);
 
-  const double moved = hidden + stream;
-  const double longer = fmax(compute, moved), shorter = fmin(compute, moved);
+  const double longer = fmax(compute, hidden), shorter = fmin(compute, hidden);
   return (tasks > 1 ? of->launch : 0) + (double)up(tasks, threads) * (waiting + longer + SHOWN * shorter);
 }
 
@@ -269,7 +275,6 @@ int gtco_product_candidates(const gtco_problem* problem, int threads, int room, 
     gtco_cut made;
     int64_t rows, depth;
     rows_of(problem, feed, &made, &rows, &depth);
-    const double a_step = feed == GTCO_FILTERED ? 4.0 * GTCO_POSITIONS : 4.0; /* bytes of a row's step of k in scratch */
     const int chosen = widths(rows, n, kept);
     for (int w = 0; w < chosen; ++w) {
       const gtco_product_nest* nest = &gtco_the_nests[kept[w] + feed];
@@ -286,7 +291,9 @@ int gtco_product_candidates(const gtco_problem* problem, int threads, int room, 
         if (threads > 1) chunks[cuts][0] = threads, chunks[cuts++][1] = 4;
         for (int c = 0; c < cuts; ++c) {
           const int64_t task_blocks = up(blocks, least(chunks[c][0], blocks));
-          const double block = a_step * nest->rows * (double)kc;
+          double block = 4.0 * nest->rows * (double)kc; /* bytes of a block's rows in scratch */
+          if (feed == GTCO_FILTERED)
+            block = 4.0 * GTCO_POSITIONS * nest->rows * (double)(odd(depth) + nest->vectors * of->lanes);
           for (int part = 0; part < (feed == GTCO_FILTERED ? 4 : 2); ++part) {
             gtco_product_config one = {kept[w] + feed, chunks[c][0], chunks[c][1], kc, task_blocks};
             gtco_cut cut;
