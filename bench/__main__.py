@@ -28,7 +28,8 @@ BENCHMARKS = {
     "gemm": ("kernels", "products with constant weights in fp32 and bf16, as shares of the peak"),
     "helix": (
         "kernels",
-        "products of any size from one library, beside oneDNN and ONNX Runtime (Helix's Table 7)",
+        "products and convolutions of any size from one library, beside oneDNN and ONNX Runtime "
+        "(Helix's Table 7)",
     ),
     "policy": ("search", "the analytic policy's picks beside the best that measuring finds"),
     "readings": ("search", "configs timed on this machine, for policy --readings"),

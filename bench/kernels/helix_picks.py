@@ -39,7 +39,7 @@ def picked(
 ) -> Picked:
     """Times all candidates of a product or a convolution."""
     x, weights = operands(sizes, copies)
-    opened: Products | Convolutions = products
+    opened: Any = products  # or convolutions
     if len(sizes) == 3:
         m, n, k = sizes
         problem: tuple[Any, ...] = m, n, k

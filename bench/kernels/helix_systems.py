@@ -148,7 +148,8 @@ def open_onnxruntime(job: Job) -> System:
     from ..harness.peers import onnxruntime_session
 
     a, weights = operands(job["sizes"], job["copies"])
-    node, check = helper.make_node("MatMul", ["a", "b"], ["c"]), checked
+    node = helper.make_node("MatMul", ["a", "b"], ["c"])
+    check: Callable[[np.ndarray, np.ndarray, np.ndarray], None] = checked
     if a.ndim == 4:
         c = convolution_of(job["sizes"])
         window = {"strides": [c.stride] * 2, "pads": [c.padding] * 4}
@@ -156,9 +157,10 @@ def open_onnxruntime(job: Job) -> System:
         given, a = a, np.ascontiguousarray(a.transpose(0, 3, 1, 2))
         shape = [c.batch, job["sizes"][4], *c.output]
 
-        def check(_: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
+        def check_images(_: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
             checked_pixels(c, given, w.transpose(2, 3, 1, 0), y.transpose(0, 2, 3, 1))
 
+        check = check_images
         weights = [np.ascontiguousarray(w.transpose(3, 2, 0, 1)) for w in weights]
     else:
         shape = [len(a), weights[0].shape[1]]

@@ -132,7 +132,9 @@ class Convolutions(OpenedKernels):
             raise ShapeError(
                 f"the images have {x.shape[3]} channels, and the filter was packed with {channels}"
             )
-        sizes = Convolution(*x.shape, kernel_h, kernel_w, weights.stride, padding)
+        batch, height, width, _ = x.shape
+        window = kernel_h, kernel_w, weights.stride, padding
+        sizes = Convolution(batch, height, width, channels, *window)
         if self._set != (sizes, n):
             self.set(sizes, n)
         shape = (x.shape[0], *sizes.output, n)

@@ -1,31 +1,60 @@
-"""``python -m bench helix``: its products, and its table."""
+"""``python -m bench helix``: its products and convolutions, and its table."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from bench.kernels import helix
+from bench.kernels import helix, helix_systems
 from bench.kernels.helix import Case, Reading
 
 
-def test_products_are_those_of_the_paper_but_for_large_ones_that_are_sampled() -> None:
-    with helix.SHAPES.open() as file:
-        assert len(file.readlines()) - 1 == 1213
-    every = helix.cases()
-    assert len(set(every)) == len(every) < 1213
-    assert {case.group for case in every} == set(helix.GROUPS)
-    assert all(case.flops <= helix.LARGE for case in helix.cases(["cnn"], 5))
-    assert helix.cases(sample=20) == every[:20]
-    assert 1 <= sum(case.flops > helix.LARGE for case in every) <= 1213 // helix.EVERY
+@pytest.mark.parametrize(
+    "kind, count, groups",
+    [("products", 1213, set(helix.GROUPS)), ("convolutions", 1318, {"cnn", "deepbench"})],
+)
+def test_cases_are_those_of_the_paper_but_for_large_ones_that_are_sampled(
+    kind: str, count: int, groups: set[str]
+) -> None:
+    with Path(helix.__file__).with_name(helix.SHAPES[kind]).open() as file:
+        assert len(file.readlines()) - 1 == count
+    every = helix.cases(kind)
+    assert len(set(every)) == len(every) < count
+    assert {case.group for case in every} == groups
+    assert all(case.group == "cnn" for case in helix.cases(kind, ["cnn"], 5))
+    assert helix.cases(kind, sample=20) == every[:20]
+    assert 1 <= sum(case.flops > helix.LARGE for case in every) <= count // helix.EVERY
+
+
+def test_a_convolution_is_the_product_of_its_windows() -> None:
+    one = Case((2, 5, 9, 11, 7, 3, 4, 2, 1), "cnn")
+    assert one.product == (2 * 5 * 5, 7, 3 * 4 * 5) and one.flops == 2 * 50 * 7 * 60
+    x, (w, *_) = helix_systems.operands(one.sizes, 2)
+    assert x.shape == (2, 9, 11, 5) and w.shape == (3, 4, 5, 7)
+
+
+def test_a_wrong_pixel_is_seen() -> None:
+    sizes = (1, 3, 6, 6, 4, 3, 3, 1, 1)
+    x, (w,) = helix_systems.operands(sizes, 1)
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
+    y = np.einsum("bhwcij,ijcn->bhwn", windows, w)
+    c = helix_systems.convolution_of(sizes)
+    helix_systems.checked_pixels(c, x, w, y)
+    y[0, 0, 0, 1] += 0.1
+    with pytest.raises(ValueError, match="wrong"):
+        helix_systems.checked_pixels(c, x, w, y)
 
 
 def test_a_reading_is_a_line() -> None:
-    one = Reading(Case(1, 2, 3, "cnn"), {"gtco": 1e-6, "onednn": 2e-6, "onnxruntime": 3e-6})
+    one = Reading(Case((1, 2, 3), "cnn"), {"gtco": 1e-6, "onednn": 2e-6, "onnxruntime": 3e-6})
     assert Reading.from_json(one.to_json()) == one
 
 
 def test_large_products_count_for_those_that_are_left_out() -> None:
-    small, large = Case(1, 2, 3, "cnn"), Case(10**4, 10**4, 10**3, "cnn")
+    small, large = Case((1, 2, 3), "cnn"), Case((10**4, 10**4, 10**3), "cnn")
     assert large.flops > helix.LARGE
     readings = [
         Reading(small, {"gtco": 1.0, "onednn": 4.0, "onnxruntime": 4.0}),
@@ -40,4 +69,4 @@ def test_large_products_count_for_those_that_are_left_out() -> None:
 
 @pytest.mark.parametrize("bytes_of_one, copies", [(64e6, 1), (1e9, 1), (16e6, 4), (4.0, 8)])
 def test_large_weights_have_fewer_copies(bytes_of_one: float, copies: int) -> None:
-    assert Case(1, round(bytes_of_one / 4), 1, "cnn").copies == copies
+    assert Case((1, round(bytes_of_one / 4), 1), "cnn").copies == copies

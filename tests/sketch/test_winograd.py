@@ -19,9 +19,9 @@ import pytest
 from gtco.machine.target import TARGETS, Target, target
 from gtco.search.analytic import AnalyticPolicy
 from gtco.tensor import space
+from gtco.tensor.emit.filtering import TRANSFORMS
 from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.winograd import cpu as winograd
-from gtco.tensor.sketch.winograd.transform import TRANSFORMS
 from gtco.tensor.space import Program, configs
 from gtco.tensor.stage import Stage, TensorType, make_stage
 from tests.kernels import build, build_each, fresh_seed, reference, runnable, targets

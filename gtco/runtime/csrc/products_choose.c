@@ -5,13 +5,14 @@
 
 #include "products_table.h"
 
-#define USABLE 0.75 /* of a cache, as in gtco/search/analytic.py */
+#define USABLE 0.5 /* of a cache, as in gtco/search/analytic.py */
 #define SHOWN 0.15  /* of what is hidden behind the longer of computing and loading */
 #define LINE 64.0
 #define PAGE 4096
 #define PER_TILE 6e-9 /* seconds of the loops around a tile, beside its stores */
 #define MOVED 2.0     /* multiply-adds that take as long as a vector's load or store around a transform */
 #define FILTERS 20e9  /* bytes a second of a vector of B of minimal filtering beside others, on a Zen 5 */
+#define FAR 35e9      /* bytes a second of one core from memory, whatever the others do, on a Zen 5 */
 #define RECENT 4      /* weights lie where so many times their bytes do: other layers run in between */
 #define PER_RUN 5e-9  /* seconds around the copy of a run of neighbours in an image, beside its stores */
 #define PREFETCHED 4     /* rows: kernels of so few prefetch B (gtco/tensor/nest/open_loops.py) */
@@ -91,17 +92,13 @@ static double each(double resident, int64_t cores) {
   if (resident <= USABLE * of->l1) return 0;
   if (resident <= USABLE * of->l2) return 1 / of->l2_rate;
   if (resident <= USABLE * of->l3) return 1 / of->l3_rate;
-  return (double)cores / of->memory_rate;
+  return fmax((double)cores / of->memory_rate, 1 / FAR);
 }
 
 static double spread(double stride, double run) {
   if (stride <= run || (int64_t)stride % (int64_t)LINE) return 1;
-  int64_t a = (int64_t)stride, b = PAGE;
-  while (b) {
-    const int64_t rest = a % b;
-    a = b, b = rest;
-  }
-  const double room = (double)a / fmax(run, LINE);
+  const int64_t whole = (int64_t)stride, power = whole & -whole; /* of two, that divides it */
+  const double room = (double)least(power, PAGE) / fmax(run, LINE);
   return room > 1 ? room : 1;
 }
 
@@ -205,8 +202,8 @@ static double price(const gtco_problem* problem, const gtco_product_nest* nest, 
   /* B: once from where the weights lie, again for each part, and for each block of a part. A panel arrives while the
    * first block of a part is multiplied, and the loads of few vectors side by side wait for each other. */
   const double b_all = k * (double)cut->panels * width, b_task = k * panels * width;
-  double once = each(b_all, cores), again = each(b_task + a_block, cores);
-  if (b_all > USABLE * of->l2) once = fmax(once, 1 / of->l3_rate);
+  double once = each(RECENT * b_all, cores), again = each(b_task + a_block, cores);
+  if (RECENT * b_all > USABLE * of->l2) once = fmax(once, 1 / FAR);
   if (high > PREFETCHED) {
     const double few = 1 / (STREAM * nest->vectors * nest->vectors);
     if (once > 0) once = fmax(once, few);

@@ -27,11 +27,11 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments
+from gtco.tensor.emit.filtering import TRANSFORMS, Transform
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.nest.open import FIELDS, OpenNest
 from gtco.tensor.nest.open_images import WINDOW
 from gtco.tensor.nest.open_loops import LOAD, STORE, OpenLoops, Part, any_size
-from gtco.tensor.sketch.winograd.transform import TRANSFORMS, Transform
 
 # By the window's width. Tiles of six inputs share their points.
 FILTERS: Mapping[int, Transform] = {

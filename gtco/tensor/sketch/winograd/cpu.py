@@ -39,6 +39,7 @@ from gtco.tensor import cost
 from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.analysis.filtering import applicable
+from gtco.tensor.emit.filtering import TRANSFORMS
 from gtco.tensor.intrinsics.table import Kind
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import cpu as gemm
@@ -47,7 +48,6 @@ from gtco.tensor.sketch.shared.program import program
 from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision
 from gtco.tensor.sketch.winograd.facts import WinogradFacts
 from gtco.tensor.sketch.winograd.loops import WinogradLoops
-from gtco.tensor.sketch.winograd.transform import TRANSFORMS
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload

@@ -15,6 +15,7 @@ from gtco.tensor.analysis.indices import reshape_index
 from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit.bfloat16 import convert
 from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments
+from gtco.tensor.emit.filtering import TRANSFORMS
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import Piece, Scratch
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
@@ -22,7 +23,6 @@ from gtco.tensor.sketch.shared.pack import copy_run
 from gtco.tensor.sketch.shared.streaming import vector_runs
 from gtco.tensor.sketch.shared.tile_store import TileStore
 from gtco.tensor.sketch.winograd.facts import WinogradFacts
-from gtco.tensor.sketch.winograd.transform import TRANSFORMS
 from gtco.tensor.space import Config
 from gtco.tensor.stage import ITEM_BYTES
 
