@@ -21,11 +21,28 @@ from gtco.tensor.space import Program
 
 @dataclass
 class Counts:
-    """Elements by buffer; ``products`` are those of vectors, one a lane."""
+    """Elements by buffer. ``products`` are those of two vectors, one a lane. ``different`` are
+    loads without those of an element that was loaded for the same register tile; ``touched`` are
+    the elements that are loaded at all.
+    """
 
     loads: Counter[str] = field(default_factory=Counter)
     stores: Counter[str] = field(default_factory=Counter)
+    different: Counter[str] = field(default_factory=Counter)
+    touched: dict[str, set[int]] = field(default_factory=dict)
     products: int = 0
+    _of_tile: dict[str, set[int]] = field(default_factory=dict)
+
+    def load(self, name: str, where: np.ndarray) -> None:
+        self.loads[name] += where.size
+        here, places = self._of_tile.setdefault(name, set()), set(map(int, where))
+        self.different[name] += len(places - here)
+        here |= places
+        self.touched.setdefault(name, set()).update(places)
+
+    def next_tile(self) -> None:
+        """The following loads are for another register tile."""
+        self._of_tile.clear()
 
 
 @dataclass(frozen=True)
@@ -44,12 +61,20 @@ class Value:
     lanes: np.ndarray
     counts: Counts
 
+    __array_ufunc__ = None  # numpy's scalars leave operations with a value to it
+
     def __add__(self, other: Any) -> Value:
         return Value(self.lanes + _lanes(other), self.counts)
 
+    def __sub__(self, other: Any) -> Value:
+        return Value(self.lanes - _lanes(other), self.counts)
+
     def __mul__(self, other: Any) -> Value:
-        self.counts.products += max(self.lanes.size, np.size(_lanes(other)))
+        if isinstance(other, Value):
+            self.counts.products += max(self.lanes.size, other.lanes.size)
         return Value(self.lanes * _lanes(other), self.counts)
+
+    __radd__, __rmul__ = __add__, __mul__
 
 
 class Buffer:
@@ -60,7 +85,7 @@ class Buffer:
     ) -> None:
         self.name, self.data, self.counts, self.regions = name, data, counts, regions
 
-    def _part(self, index: Any) -> tuple[Any, str, int]:
+    def _part(self, index: Any) -> tuple[np.ndarray, str]:
         if isinstance(index, slice):
             where: Any = np.arange(index.start, index.stop)
         else:
@@ -69,19 +94,19 @@ class Buffer:
             f"{self.name}[{where}] is outside of its {self.data.size} elements"
         )
         if not self.regions:
-            return where, self.name, where.size
+            return where, self.name
         held = [r for r in self.regions if r.begin <= where.min() and where.max() < r.end]
         assert len(held) == 1, f"{self.name}[{where}] lies in no piece"
-        return where, held[0].name, where.size
+        return where, held[0].name
 
     def __getitem__(self, index: Any) -> Value:
-        where, name, count = self._part(index)
-        self.counts.loads[name] += count
+        where, name = self._part(index)
+        self.counts.load(name, where)
         return Value(self.data[where], self.counts)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        where, name, count = self._part(index)
-        self.counts.stores[name] += count
+        where, name = self._part(index)
+        self.counts.stores[name] += where.size
         self.data[where] = _lanes(value)
 
 
@@ -126,13 +151,16 @@ class _Unread(ast.NodeTransformer):
 
 def _constructs(counts: Counts) -> SimpleNamespace:
     """What the printed source calls as ``T``."""
+
+    def registers(shape: Sequence[int], *rest: Any) -> Buffer:
+        counts.next_tile()
+        return Buffer("registers", np.full(shape, np.nan, np.float32), counts)
+
     return SimpleNamespace(
         prim_func=lambda function: function,
         func_attr=lambda attrs: None,
         decl_buffer=lambda shape, *rest, data, **more: data,
-        alloc_local=lambda shape, *rest: Buffer(
-            "registers", np.full(shape, np.nan, np.float32), counts
-        ),
+        alloc_local=registers,
         vectorized=range,
         unroll=range,
         grid=lambda *extents: itertools.product(*map(range, extents)),

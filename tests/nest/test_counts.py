@@ -1,36 +1,46 @@
 """A nest, its price and its code say the same: what the emitted loops load, store and multiply is
 what the workload counts.
 
-Products of drawn sizes with drawn loops are executed by :mod:`tests.nest.executed`. The workload
-describes the largest task, which is the first, so that one is executed and compared.
+Products and convolutions of drawn sizes with drawn loops are executed by
+:mod:`tests.nest.executed`. The workload describes the largest task, which is the first, so that one
+is executed and compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
+from gtco.graph.infer import infer_type
 from gtco.machine.target import cpu_target
 from gtco.tensor.nest.nest import Nest
+from gtco.tensor.sketch.convolution import cpu as convolution
+from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.gemm.loops import GemmLoops
+from gtco.tensor.sketch.winograd import cpu as winograd
+from gtco.tensor.sketch.winograd.loops import WinogradLoops
 from gtco.tensor.space import Config, Program, configs
-from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
-from tests.kernels import fresh_seed, targets
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from tests.kernels import fresh_seed, reference, targets
 from tests.nest.executed import Counts, Region, execute
 
 FLOAT = 4  # bytes
 DRAWS = 12
+Pair = tuple[int, int]
+LOOPS = {"gemm": GemmLoops, "convolution": ConvolutionLoops, "winograd": WinogradLoops}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A product with loops that were drawn for it."""
+    """A stage with loops that were drawn for it."""
 
-    sketch: gemm.Gemm
+    sketch: gemm.Gemm | convolution.Convolution | winograd.Winograd
     config: Config
     nest: Nest
 
@@ -64,38 +74,96 @@ def draw(random: Random, name: str) -> Case:
         return draw(random, name)
 
 
+def windows(c: int, n: int, size: Pair, kernel: Pair, stride: int, pad: int, turned: bool) -> Stage:
+    """A convolution of an image that lies channels last, or ``turned`` from channels first."""
+    given, image = TensorType((1, c, *size)), TensorType((1, *size, c))
+    attrs: dict[str, Any] = {"strides": (stride,) * 2, "padding": (pad,) * 4, "dilation": (1, 1)}
+    attrs |= {"groups": 1, "layout": "NHWC"}
+    w = TensorType((n, c, *kernel))
+    out = infer_type("conv2d", [image, w], attrs)
+    turn = Operator("permute", ("x",), "t", image, make_attrs(axes=(0, 2, 3, 1)))
+    conv = Operator("conv2d", ("t" if turned else "x", "w"), "y", out, make_attrs(**attrs))
+    types = {"x": given if turned else image, "w": w}
+    return make_stage([turn, conv] if turned else [conv], types, ["w"])
+
+
+def draw_convolution(random: Random, name: str) -> Case:
+    """All windows lie in the image, so that everything that is copied is loaded. They overlap."""
+    kernel = random.randint(1, 3), random.randint(2, 4)
+    stride = random.randint(1, 2)
+    height, width = (k + stride * random.randint(0, 5) for k in kernel)
+    c, n, turned = random.randint(1, 9), random.randint(1, 40), random.random() < 0.4
+    stage = windows(c, n, (height, width), kernel, stride, 0, turned)
+    sketch = convolution.match(stage, cpu_target(name))
+    if sketch is None:  # windows that do not overlap
+        return draw_convolution(random, name)
+    config = random.choice(list(configs(sketch)))
+    return Case(sketch, config, sketch.nest(config))
+
+
+def draw_winograd(random: Random, name: str) -> Case:
+    """A convolution of whole tiles."""
+    height, width = (4 * random.randint(1, 3) for _ in range(2))
+    c, n = random.randint(1, 5), random.randint(1, 20)
+    stage = windows(c, n, (height, width), (3, 3), 1, 1, turned=False)
+    sketch = winograd.match(stage, cpu_target(name))
+    assert sketch is not None
+    chosen = dict(random.choice(list(configs(sketch))).choices)
+    chosen["mc"] = random.randint(1, sketch.nest(Config("winograd", tuple(chosen.items()))).held)
+    config = Config("winograd", tuple(chosen.items()))
+    return Case(sketch, config, sketch.nest(config))
+
+
+DRAWN: dict[str, Callable[[Random, str], Case]] = {
+    "gemm": draw,
+    "convolution": draw_convolution,
+    "winograd": draw_winograd,
+}
+
+
 def executed(case: Case, tasks: int) -> tuple[Counts, np.ndarray, np.ndarray]:
-    """What the first tasks do, the output, and the product."""
-    program = case.sketch.build(case.config, "kernel_under_test")
+    """What the first tasks do, the output, and what it should be."""
+    program, stage = case.sketch.build(case.config, "kernel_under_test"), case.sketch.stage
     assert isinstance(program, Program)
-    scratch = GemmLoops(case.sketch, case.config).scratch
+    scratch = LOOPS[case.config.sketch](case.sketch, case.config).scratch  # type: ignore[operator]
     pieces = [
         Region(p.name, start := scratch.offsets[p.name] // FLOAT, start + p.nbytes // FLOAT)
         for p in scratch.pieces
     ]
-    _, m, n, k = case.nest.extents
     random = np.random.default_rng()
-    a, b = (random.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
-    packed = program.packings["b"].apply(b) if "b" in program.packings else b
-    out = np.full(m * n, np.nan, np.float32)
-    counts = execute(program, [a.ravel(), packed.ravel()], out, pieces, 0, tasks)
-    return counts, out.reshape(m, n), a.astype(float) @ b
+    arrays = [random.standard_normal(i.type.shape).astype(np.float32) for i in stage.inputs]
+    packed = [
+        program.packings[i.name].apply(a) if i.name in program.packings else a
+        for i, a in zip(stage.inputs, arrays, strict=True)
+    ]
+    wanted = reference(stage, arrays)
+    out = np.full(wanted.size, np.nan, np.float32)
+    counts = execute(program, [a.ravel() for a in packed], out, pieces, 0, tasks)
+    return counts, out.reshape(wanted.shape), wanted
 
 
 @pytest.mark.parametrize("name", targets())
-def test_the_workload_counts_what_the_loops_do(name: str) -> None:
+@pytest.mark.parametrize("family", DRAWN)
+def test_the_workload_counts_what_the_loops_do(family: str, name: str) -> None:
     random = Random(fresh_seed())
     for _ in range(DRAWS):
-        case = draw(random, name)
+        case = DRAWN[family](random, name)
         nest, work = case.nest, case.sketch.workload(case.config)
         counts, _, _ = executed(case, 1)
         micro, panels, block, task = work.layers
         blocks = block.iterations
         kernels = micro.iterations * panels.iterations * blocks
         a_stream, b_stream = (s.nbytes * kernels / FLOAT for s in micro.loads)
-        packed_a, packed_b = nest.a.how == "packed", nest.b.how == "packed"
+        copy = {"direct": "input 0", "packed": "rows", "windows": "image"}[nest.a.how]
+        direct, packed_b = nest.a.how == "direct", nest.b.how == "packed"
         rows, columns = nest.shape.task_rows, nest.shape.task_panels * nest.row.columns
         stored = task.stores[1].nbytes / FLOAT  # the first is what is fetched before
+        again = sum(counts.loads[x] + counts.stores[x] for x in ("tiles", "sums"))
+        if nest.positions == 1:  # the sums that are not kept for later
+            again -= stored + rows * columns
+        memory = counts.loads["input 0"] / (panels.iterations if direct else 1)
+        if nest.positions > 1:  # tiles overlap, and the caches have what was loaded before
+            memory = len(counts.touched["input 0"])
 
         said = {
             "products": work.work * nest.row.lanes * kernels,
@@ -106,25 +174,27 @@ def test_the_workload_counts_what_the_loops_do(name: str) -> None:
             "A, packed": sum(s.nbytes for s in block.stores) * blocks / FLOAT,
             "output": stored,
         }
-        again = counts.loads["tiles"] - stored + counts.stores["tiles"] - rows * columns
         done = {
             "products": counts.products,
-            "A, as the row reads it": counts.loads["rows" if packed_a else "input 0"],
-            "B, as the row reads it": counts.loads["panels" if packed_b else "input 1"],
+            "A, as the row reads it": counts.different[copy],
+            "B, as the row reads it": counts.different["panels" if packed_b else "input 1"],
             "partial sums": again,
-            "A, out of memory": counts.loads["input 0"] / (1 if packed_a else panels.iterations),
-            "A, packed": counts.stores["rows"],
+            "A, out of memory": memory,
+            "A, packed": 0 if direct else counts.stores[copy],
             "output": counts.stores["output"],
         }
+        if nest.positions > 1 and nest.shape.chunks_m > 1:  # a task reads its neighbours' borders
+            del said["A, out of memory"], done["A, out of memory"]
         assert done == pytest.approx(said), f"{nest}"
 
 
 @pytest.mark.parametrize("name", targets())
-def test_all_tasks_compute_the_product(name: str) -> None:
-    """The executed loops are the real ones. The tolerance is that of sums of 36 float32 terms."""
+@pytest.mark.parametrize("family", DRAWN)
+def test_all_tasks_compute_the_product(family: str, name: str) -> None:
+    """The executed loops are the real ones. The tolerance is that of sums of 108 float32 terms."""
     random = Random(fresh_seed())
     for _ in range(DRAWS // 2):
-        case = draw(random, name)
+        case = DRAWN[family](random, name)
         counts, got, wanted = executed(case, case.nest.shape.tasks)
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4, err_msg=f"{case.nest}")
         assert counts.stores["output"] == got.size

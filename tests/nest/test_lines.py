@@ -15,10 +15,10 @@ from gtco.tensor.nest.lines import nest_lines
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.space import Config, Program
 from tests.kernels import fresh_seed, targets
-from tests.nest.test_counts import draw, product
+from tests.nest.test_counts import DRAWN, product
 
 PAGE = (Path(__file__).parents[2] / "docs/nest.md").read_text()
-OF_NEST = ("task", "part", "kb", "panel", "block")
+OF_NEST = ("task", "part", "kb", "panel", "position", "line", "block")
 
 
 def loops(lines: tuple[Line, ...]) -> list[tuple[str, int | None]]:
@@ -26,10 +26,11 @@ def loops(lines: tuple[Line, ...]) -> list[tuple[str, int | None]]:
 
 
 @pytest.mark.parametrize("name", targets())
-def test_the_loops_are_those_of_the_program(name: str) -> None:
+@pytest.mark.parametrize("family", DRAWN)
+def test_the_loops_are_those_of_the_program(family: str, name: str) -> None:
     random = Random(fresh_seed())
     for _ in range(20):
-        case = draw(random, name)
+        case = DRAWN[family](random, name)
         program = case.sketch.build(case.config, "kernel")
         if not isinstance(program, Program):  # the space has no such blocks
             continue
@@ -39,7 +40,7 @@ def test_the_loops_are_those_of_the_program(name: str) -> None:
         for (_, most), (_, extent) in zip(said, emitted, strict=True):
             # the last task may have fewer panels and blocks, which the program then looks up
             assert extent in (most, None), case.nest
-        assert program.lines == case.sketch.lines(case.nest)
+        assert loops(program.lines) == said
 
 
 def test_what_is_packed_and_kept() -> None:

@@ -31,6 +31,13 @@ DIRECT = Placed("direct", "float32", 96)
         ({"a": DIRECT, "row": MicroKernel(6, 2, 16, KINDS["bf16"])}, "A of float32"),
         ({"b": DIRECT, "extents": (1, 40, 65, 96)}, "65 columns"),
         ({"a": Placed("panels", "float32")}, "A cannot be panels"),
+        ({"order": "k"}, "order=k would pack"),
+        ({"order": "k", "a": DIRECT, "mc": 2}, "mc=2"),
+        ({"lines": (3, 1)}, "40 rows cannot lie in 3 lines"),
+        ({"lines": (4, 5)}, "5 in a task"),
+        ({"lines": (4, 2)}, "whole lines"),
+        ({"transform": (16, 4)}, "one block of k"),
+        ({"a": Placed("windows", "float32", 3)}, "its windows are None"),
     ],
 )
 def test_impossible_loops_are_refused(wrong: dict[str, object], why: str) -> None:

@@ -16,6 +16,7 @@ _AHEAD = {
 _PLACES = {
     "direct": "in its input",
     "packed": "in scratch",
+    "windows": "in scratch",
     "panels": "a constant in panels",
     "widened": "in scratch",
 }
@@ -44,7 +45,7 @@ class _Lines:
 
     def __init__(self, nest: Nest) -> None:
         self.nest, self.shape, self.row = nest, nest.shape, nest.row
-        self.held = min(nest.held, nest.shape.task_blocks)
+        self.held = min(nest.held, nest.task_blocks) // nest.shape.task_lines  # in a line
         self.made: list[Line] = []
         self.depth = 0
 
@@ -59,12 +60,14 @@ class _Lines:
     def task(self) -> None:
         """The loop whose iterations the threads share."""
         batch, m, n, _ = self.nest.extents
-        cuts = {"of the batch": batch, "of rows": self.shape.chunks_m}
+        shape = self.shape
+        groups = ceil(shape.lines / shape.task_lines)
+        cuts = {"of the batch": batch, "of lines": groups, "of rows": shape.chunks_m}
         cuts["of columns"] = self.shape.chunks_n
         cut = " x ".join(f"{number} {what}" for what, number in cuts.items() if number > 1)
-        rows, columns = self.shape.task_rows, min(n, self.columns)
+        rows, columns = shape.task_rows, min(n, self.columns)
         size = f"{rows} of {m} rows by {columns} of {n} columns"
-        self.loop("task", self.shape.tasks, 1, THREADS, f"{cut}: at most {size}" if cut else size)
+        self.loop("task", shape.tasks, 1, THREADS, f"{cut}: at most {size}" if cut else size)
 
     @property
     def columns(self) -> int:
@@ -74,22 +77,32 @@ class _Lines:
     @property
     def parts(self) -> int:
         """The most passes of a task over its panels."""
-        return ceil(self.shape.task_blocks / self.held)
+        return ceil(self.nest.task_blocks / self.nest.held)
 
     def blocks(self, before: Sequence[str]) -> None:
         """The loops over parts of the rows and blocks of k, and what is packed there."""
         nest, kind, rows = self.nest, self.row.kind, self.shape.rows(self.held)
+        how = f", with {', '.join(before)}" if before else ""
+        if nest.a.windows is not None:
+            part = f"{nest.a.windows.copied} elements of the input {kind.a.dtype}"
+            self.says(f"copy {part} -> scratch, where rows of A overlap{how}")
         self.loop("part", self.parts, rows, STEPS, "rows that all columns use before the next ones")
-        self.loop("kb", nest.kblocks, nest.kc, STEPS, f"blocks of k, which is {nest.extents[3]}")
+        if nest.order != "k":
+            self.kblocks()
         if nest.a.how == "packed":
-            how = f", with {', '.join(before)}" if before else ""
-            self.says(f"pack A[{rows}, {nest.kc}] {kind.a.dtype} -> scratch{how}")
+            done = "pack" if nest.positions == 1 else f"transform inputs to {nest.positions}"
+            self.says(f"{done} A[{rows}, {nest.kc}] {kind.a.dtype} -> scratch{how}")
         if nest.b.how == "packed":
             once = ", in the first part" if self.parts > 1 and nest.kblocks == 1 else ""
             self.says(f"pack B[{nest.kc}, {self.columns}] {kind.b.dtype} -> scratch{once}")
 
+    def kblocks(self) -> None:
+        """The loop over blocks of k."""
+        nest = self.nest
+        self.loop("kb", nest.kblocks, nest.kc, STEPS, f"blocks of k, which is {nest.extents[3]}")
+
     def panels(self) -> None:
-        """The loops over panels of columns and blocks of rows."""
+        """The loops over panels of columns, positions, lines and blocks of rows."""
         nest, row, heights = self.nest, self.row, self.shape.heights
         ahead = _AHEAD[nest.prefetch]
         self.loop("panel", self.shape.task_panels, row.columns, STEPS, f"panels of columns{ahead}")
@@ -97,6 +110,10 @@ class _Lines:
             self.says(
                 f"convert B[{nest.kc}, {row.columns}] {nest.b.dtype} -> scratch, {row.kind.b.dtype}"
             )
+        if nest.order == "k":
+            self.kblocks()
+        self.loop("position", nest.positions, 1, STEPS, "products of other A and B")
+        self.loop("line", self.shape.task_lines, 1, STEPS, "lines of rows")
         high = f"{' or '.join(map(str, heights))} rows"
         self.loop("block", self.held, max(heights), STEPS, f"blocks of {high}")
 
@@ -113,4 +130,9 @@ class _Lines:
         product = f"A[{rows}, {kind.step}] x B[{kind.step}, {columns}]"
         self.made.append(Line(self.depth + 1, text=f"C += {product}: {where}"))
         work = f"{', '.join(after) or 'C'} -> output, {nest.out}"
-        self.says(f"C -> scratch; {'at the last kb: ' if several else ''}{work}")
+        if nest.positions == 1:
+            self.says(f"C -> scratch; {'at the last kb: ' if several else ''}{work}")
+            return
+        self.says("C -> scratch")
+        self.depth = next(line.depth for line in self.made if line.loop == "position")
+        self.says(f"transform {nest.positions} C to {nest.transform[1]}; {work}")

@@ -5,30 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, lcm
 
 from gtco.tensor.emit.scratch import ALIGN, Piece
-from gtco.tensor.intrinsics.table import NIBBLES, Kind, MicroKernel
+from gtco.tensor.intrinsics.table import NIBBLES, Kind, Layout, MicroKernel
 from gtco.tensor.nest.shape import TaskShape, cut
-from gtco.tensor.stage import INT4, item_bytes
+from gtco.tensor.stage import INT4, ITEM_BYTES, item_bytes
 
-PLACES_OF_A = ("direct", "packed")
+PLACES_OF_A = ("direct", "packed", "windows")
 PLACES_OF_B = ("direct", "packed", "panels", "widened")
+ORDERS = ("panels", "rows", "k")
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A task's copy of the part of an input in which its rows of A overlap.
+
+    - ``copied``: its elements;
+    - ``new``: the share of them that the task before does not copy;
+    - ``fresh``: the share of a row of A that the row before does not have;
+    - ``whole``: the elements of the input.
+    """
+
+    copied: int
+    new: float
+    fresh: float
+    whole: int
 
 
 @dataclass(frozen=True)
 class Placed:
     """The place of an operand when the row reads it.
 
-    - ``how``: "direct" (in an input), "packed" (copied to scratch), "panels" (a constant that lies
-      in panels), "widened" (a panel of them that is converted to scratch);
+    - ``how``: "direct" (in an input), "packed" (copied to scratch), "windows" (in a copy of an
+      input, in which rows overlap), "panels" (a constant that lies in panels), "widened" (a panel
+      of them that is converted to scratch);
     - ``dtype``: the dtype in the tensor;
-    - ``stride``: the elements between rows in an input, 0 if there is no such stride.
+    - ``stride``: the elements between rows in an input, 0 if there is no such stride;
+    - ``windows``: of "windows";
+    - ``batches``: so many neighbouring batches read the same matrix.
     """
 
     how: str
     dtype: str
     stride: int = 0
+    windows: Windows | None = None
+    batches: int = 1
 
     @property
     def nbytes(self) -> float:
@@ -40,8 +62,18 @@ class Placed:
 class Nest:
     """The loops of C[batch, m, n] = A[batch, m, k] x B[batch, k, n].
 
-    ``extents`` are batch, m, n, k. ``chunks`` are those of rows and of columns. ``mc`` is the
-    number of row blocks that one pass over the panels works on, and None means all of a task.
+    - ``extents``: batch, m, n, k;
+    - ``chunks``: those of rows and of columns;
+    - ``mc``: the number of row blocks that one pass over the panels works on; None means all of a
+      task;
+    - ``order``: the loops of a task, outer to inner: "panels" (blocks of k, panels, blocks of
+      rows), "rows" (blocks of rows, of k, panels) or "k" (panels, blocks of k, of rows);
+    - ``lines``: rows lie in so many lines, such as those of an image. A block of rows lies in one
+      line, and a task has up to the second number of lines;
+    - ``transform``: for each panel so many products of other A and B are computed, one after the
+      other, each of whose elements follows from as many elements of an input as the second number
+      has. So many elements of C follow from an element of all of them.
+
     Raises ValueError if such loops are not possible.
     """
 
@@ -55,6 +87,8 @@ class Nest:
     b: Placed
     out: str = "float32"
     prefetch: str = "none"
+    lines: tuple[int, int] = (1, 1)
+    transform: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         if fault := self.fault():
@@ -70,14 +104,27 @@ class Nest:
             return f"kc={self.kc} must be k={k}, or less and a multiple of {kind.step}"
         if self.b.dtype == INT4 and self.kc < k and self.kc % NIBBLES.step:
             return f"kc={self.kc} must be k={k}, or end where {NIBBLES.step} steps of int4 do"
-        if self.order not in ("panels", "rows"):
-            return f"order={self.order} is neither panels nor rows"
+        if self.order not in ORDERS:
+            return f"order={self.order} is none of {', '.join(ORDERS)}"
         if self.prefetch not in ("none", "next", "both"):
             return f"prefetch={self.prefetch} is none of none, next, both"
         if self.a.how not in PLACES_OF_A or self.b.how not in PLACES_OF_B:
             return f"A cannot be {self.a.how}, or B cannot be {self.b.how}"
-        if self.mc is not None and (self.order == "rows" or not 1 <= self.mc):
+        if self.mc is not None and (self.order != "panels" or not 1 <= self.mc):
             return f"mc={self.mc} must be positive, and needs order=panels"
+        if self.order == "k" and (self.a.how == "packed" or not self.constant_b):
+            return "order=k would pack A and B once for each panel"
+        lines, together = self.lines
+        if not 1 <= together <= lines or self.extents[1] % lines:
+            return f"{self.extents[1]} rows cannot lie in {lines} lines, {together} in a task"
+        if lines > 1 and (self.chunks[0] > 1 or self.held < self.shape.task_blocks * together):
+            return "a task and each of its passes must have whole lines"
+        if self.positions > 1 and self.kblocks > 1:
+            return "the sums of several positions need one block of k"
+        if (self.positions > 1 or self.a.how == "windows") and not self.constant_b:
+            return "windows and positions need a constant B"
+        if (self.a.how == "windows") != (self.a.windows is not None):
+            return f"A is {self.a.how}, its windows are {self.a.windows}"
         if self.order == "rows" and self.b.how == "widened":
             return "order=rows would widen each panel once for each block of rows"
         if self.order == "rows" and self.b.how == "packed" and self.kc < k:
@@ -98,8 +145,26 @@ class Nest:
     def shape(self) -> TaskShape:
         """The tasks, their row blocks and their panels."""
         batch, m, n, _ = self.extents
-        row = self.row
-        return cut(batch, m, n, row.rows, row.columns, *self.chunks, row.kind.height > 1)
+        row, (lines, together) = self.row, self.lines
+        full = row.kind.height > 1
+        return cut(
+            batch, m // lines, n, row.rows, row.columns, *self.chunks, full, lines, together
+        )  # fmt: skip
+
+    @property
+    def positions(self) -> int:
+        """The products of a panel."""
+        return self.transform[0]
+
+    @property
+    def stored(self) -> Layout:
+        """The layout in which constant B lies."""
+        return NIBBLES if self.b.dtype == INT4 else self.row.kind.b
+
+    @property
+    def whole(self) -> int:
+        """The steps at a multiple of which a panel of constant B ends."""
+        return lcm(self.row.kind.step, self.stored.step)
 
     @property
     def constant_b(self) -> bool:
@@ -116,12 +181,17 @@ class Nest:
         """The row blocks of a task that one pass over its panels works on."""
         if self.order == "rows":
             return 1
-        return self.shape.task_blocks if self.mc is None else self.mc
+        return self.task_blocks if self.mc is None else self.mc
+
+    @property
+    def task_blocks(self) -> int:
+        """The most row blocks of a task, in all of its lines."""
+        return self.shape.task_lines * self.shape.task_blocks
 
     @property
     def passes(self) -> float:
         """The passes of a task over its panels, as an average."""
-        return self.shape.task_blocks / self.held
+        return self.task_blocks / self.held
 
     @property
     def lda(self) -> int:
@@ -130,36 +200,55 @@ class Nest:
         """
         item = self.row.kind.a.nbytes
         line = ALIGN // item
-        if self.row.kind.in_tiles:  # 16 rows at once: an odd number of lines apart
-            return (ceil(self.kc / line) | 1) * line
+        if self.row.kind.in_tiles or self.positions > 1:  # many rows, or planes, at once
+            return odd_lines(self.kc, line)
         return self.kc + (line if self.kc * item % 1024 == 0 else -self.kc % line)
 
     @property
     def configurations(self) -> int:
         """How often all tasks together configure the tile unit."""
-        blocks = self.extents[0] * self.shape.panels * self.kblocks
+        blocks = self.extents[0] * self.shape.lines * self.shape.panels * self.kblocks
         return self.shape.configurations(self.row, self.shape.tasks, blocks)
 
     @property
     def level0(self) -> tuple[str, float]:
         """The micro-kernel of a block of average height, and its work."""
-        rows = self.shape.covered(self.row, self.shape.task_blocks)
-        height = rows / self.passes / self.held
+        blocks = self.shape.task_blocks
+        height = self.shape.covered(self.row, blocks) / blocks
         return self.row.kernel_of(ceil(height)), self.row.work(height, self.kc)
 
     def pieces(self) -> Iterator[Piece]:
         """The scratch of a thread: copies of A and B, and the tiles of C."""
         shape, columns, kind = self.shape, self.row.columns, self.row.kind
-        if self.a.how == "packed":
-            yield Piece("rows", (shape.rows(self.held), self.lda), kind.a.dtype)
+        if self.a.windows is not None:
+            yield Piece("image", (self.a.windows.copied,), kind.a.dtype)
+        planes = self.positions > 1
+        rows = shape.rows(self.held)
+        if self.a.how == "packed" and planes:
+            line = ALIGN // kind.a.nbytes
+            yield Piece("rows", (self.positions, odd_lines(rows * self.lda, line)), kind.a.dtype)
+        elif self.a.how == "packed":
+            yield Piece("rows", (rows, self.lda), kind.a.dtype)
         if self.b.how == "packed":
             depth, dtype = packed_steps(self.kc, kind)
             yield Piece("panels", (shape.task_panels, depth, columns), dtype)
         if self.b.how == "widened":
             whole = NIBBLES.step if self.b.dtype == INT4 else 1  # steps that are widened at once
             yield Piece("panel", (ceil(self.kc / whole) * whole, columns), kind.b.dtype)
-        tiles = self.held * shape.task_panels if self.kblocks > 1 else 1
+        if planes:
+            line = ALIGN // ITEM_BYTES[kind.accumulator]
+            yield Piece("sums", (self.positions, odd_lines(rows * columns, line)), kind.accumulator)
+            return
+        panels = 1 if self.order == "k" else shape.task_panels
+        tiles = self.held * panels if self.kblocks > 1 else 1
         yield Piece("tiles", (tiles, self.row.rows, columns), kind.accumulator)
+
+
+def odd_lines(elements: int, line: int) -> int:
+    """The number of elements, rounded up to an odd number of cache lines of ``line`` elements. Data
+    at such distances does not share cache sets.
+    """
+    return (ceil(elements / line) | 1) * line
 
 
 def packed_steps(kc: int, kind: Kind) -> tuple[int, str]:

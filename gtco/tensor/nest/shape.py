@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import ceil
 
 from tvm import tirx
@@ -15,9 +16,25 @@ from gtco.tensor.intrinsics.tiles import serves
 
 
 @dataclass(frozen=True)
+class Task:
+    """The part of C that a task computes: its batch, and from where on how many lines, blocks of
+    rows in each of them, and panels it has.
+    """
+
+    batch: Expr
+    first_line: Expr
+    lines: Expr
+    first_block: Expr
+    blocks: Expr
+    first_panel: Expr
+    panels: Expr
+
+
+@dataclass(frozen=True)
 class TaskShape:
     """The cut of rows and panels: ``blocks`` row blocks, of which the first ``taller`` are ``more``
-    rows higher than ``height``.
+    rows higher than ``height``. Rows may lie in several ``lines``, each of which is cut like that;
+    a task has up to ``task_lines`` of them.
     """
 
     blocks: int
@@ -30,14 +47,16 @@ class TaskShape:
     chunks_n: int
     tasks: int
     more: int = 1
+    lines: int = 1
+    task_lines: int = 1
 
     @cached_property
     def task_rows(self) -> int:
         """The most rows of a task."""
-        return self.rows(self.task_blocks)
+        return self.task_lines * self.rows(self.task_blocks)
 
     def rows(self, blocks: int) -> int:
-        """The most rows of ``blocks`` blocks."""
+        """The most rows of ``blocks`` blocks of a line."""
         return blocks * self.height + min(self.taller, blocks) * self.more
 
     def covered(self, tile: MicroKernel, blocks: int) -> int:
@@ -64,34 +83,42 @@ class TaskShape:
         taller = tirx.min(block, self.taller)
         return start + (taller if self.more == 1 else taller * self.more)
 
-    def share(self, first: Expr) -> Expr:
-        """Blocks of the task that starts at ``first``."""
-        whole = self.blocks % self.task_blocks == 0
-        return self.task_blocks if whole else tirx.min(self.task_blocks, self.blocks - first)
-
-    def pieces(self, em: Emitter, task: Expr) -> tuple[Expr, Expr, Expr, Expr, Expr]:
-        """The parts of a task: its batch, its first row block and their number, its first panel and
-        their number.
-        """
-        em.bind(task, self.tasks)
-        chunk_n = em.let_index(task % self.chunks_n, "chunk_n")
-        rest = em.let_index(task // self.chunks_n, "rest")
+    def task(self, em: Emitter, number: Expr) -> Task:
+        """The part of a task."""
+        em.bind(number, self.tasks)
+        chunk_n = em.let_index(number % self.chunks_n, "chunk_n")
+        rest = em.let_index(number // self.chunks_n, "rest")
         chunk_m = em.let_index(rest % self.chunks_m, "chunk_m")
         batch = em.let_index(rest // self.chunks_m, "batch")
+        groups = ceil(self.lines / self.task_lines)
+        first_line = em.let_index(batch % groups * self.task_lines, "first_line")
+        batch = em.let_index(batch // groups, "batch")
+        lines = em.let_index(_up_to(self.task_lines, self.lines, first_line), "lines")
         first_block = em.let_index(chunk_m * self.task_blocks, "first_block")
-        blocks = em.let_index(self.share(first_block), "blocks")
+        blocks = em.let_index(_up_to(self.task_blocks, self.blocks, first_block), "blocks")
         first_panel = em.let_index(chunk_n * self.task_panels, "first_panel")
-        panels: Expr = self.task_panels
-        if self.panels % self.task_panels:
-            left = self.panels - first_panel
-            panels = em.let_index(tirx.min(self.task_panels, left), "panels")
-        return batch, first_block, blocks, first_panel, panels
+        panels = em.let_index(_up_to(self.task_panels, self.panels, first_panel), "panels")
+        return Task(batch, first_line, lines, first_block, blocks, first_panel, panels)
+
+    def by_height(self, em: Emitter, block: Expr, body: Callable[[int], None]) -> None:
+        """Emits ``body`` of the number of rows that a block has."""
+        tall, *low = self.heights
+        if low:
+            em.branch(block < self.taller, partial(body, tall), partial(body, *low))
+        else:
+            body(tall)
 
     @property
     def heights(self) -> tuple[int, ...]:
+        """The numbers of rows that blocks have, the larger one first."""
         if self.taller in (0, self.blocks):
             return (self.height + (self.more if self.taller else 0),)
         return self.height + self.more, self.height
+
+
+def _up_to(most: int, whole: int, first: Expr) -> Expr:
+    """The pieces of ``whole`` from ``first`` on, at most ``most`` of them."""
+    return most if whole % most == 0 else tirx.min(most, whole - first)
 
 
 def task_shape(view: Contraction, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
@@ -109,10 +136,12 @@ def cut(
     chunks_m: int,
     chunks_n: int,
     full: bool = False,
+    lines: int = 1,
+    task_lines: int = 1,
 ) -> TaskShape:
-    """The cut into blocks of at most ``rows`` by ``columns``. Blocks of rows have two neighbouring
-    heights, or, if ``full``, all but the last have ``rows``: where instructions multiply several
-    rows at once, a lower block may take as long.
+    """The cut into blocks of at most ``rows`` by ``columns`` of ``lines`` of ``m`` rows. Blocks of
+    rows have two neighbouring heights, or, if ``full``, all but the last have ``rows``: where
+    instructions multiply several rows at once, a lower block may take as long.
     """
     blocks, more = ceil(m / rows), 1
     height, taller = divmod(m, blocks)
@@ -131,6 +160,8 @@ def cut(
         task_panels,
         chunks_m,
         chunks_n,
-        batch * chunks_m * chunks_n,
+        batch * ceil(lines / task_lines) * chunks_m * chunks_n,
         more,
+        lines,
+        task_lines,
     )

@@ -25,18 +25,23 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     batch, m, n, k = nest.extents
     tile, shape, kc, held, passes = nest.row, nest.shape, nest.kc, nest.held, nest.passes
     kblocks, panels, columns = nest.kblocks, shape.task_panels, tile.columns
+    (positions, outputs), windows = nest.transform, nest.a.windows
+    inner = nest.order == "k"  # blocks of k, inside of panels
     ahead = nest.prefetch != "none"
     # bytes of an element of A, B and C when it is multiplied, and in the tensors
     item_a, item_b, item_c = float(tile.kind.a.nbytes), tile.kind.b.item, 4.0
     stored_a, stored_b, stored_c = nest.a.nbytes, nest.b.nbytes, float(ITEM_BYTES[nest.out])
     rows = shape.task_rows / passes
     height = rows / held  # the average of the blocks' two heights
-    a_tile, b_panel = item_a * height * kc, item_b * kc * columns
+    different = 1 + (height - 1) * (windows.fresh if windows else 1)  # rows, without overlaps
+    a_tile, b_panel = item_a * different * kc, item_b * kc * columns
     c_tile = item_c * height * columns
     direct = nest.a.how == "direct"
     stride = int(nest.a.stride * item_a) if direct else 0
     room = spread(stride, item_a * kc)
-    a_block, c_block = room * item_a * rows * kc, item_c * rows * panels * columns
+    together = 1 if inner or positions > 1 else panels  # panels whose sums are kept
+    a_block = item_a * (windows.copied if windows else room * positions * rows * kc)
+    c_block = item_c * positions * rows * together * columns
 
     # Rows whose lines share few sets of L1 evict each other, and the next iteration loads the part
     # that does not fit again.
@@ -44,20 +49,20 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     lost = max(0.0, 1.0 - target.level("L1").capacity / lines)
     again = 1.0 + lost * (LINE / (item_a * tile.kind.step) - 1.0)
     # The next panel arrives while this one is used, and takes as much room.
-    a_set = a_block + 2 * b_panel + (c_tile * held if kblocks > 1 else c_tile)
+    kept = 1.0 if positions > 1 else (kblocks - 1) / kblocks  # the share of sums for later
+    a_set = a_block + (positions + 1) * b_panel + c_tile * (positions * held if kept else 1)
     b_set = 2 * b_panel + room * a_tile + c_tile
-    partial = 2 * c_tile * (kblocks - 1) / kblocks  # it is loaded again, and stored
+    partial = Stream(2 * c_tile * kept, c_block + a_block + b_panel * together)  # stored, loaded
     micro = Layer(
-        held,
-        (Stream(a_tile * again, a_set), Stream(b_panel, b_set)),
-        (Stream(partial, c_block + a_block + b_panel * panels),) if kblocks > 1 else (),
+        held, (Stream(a_tile * again, a_set), Stream(b_panel, b_set)), (partial,) if kept else ()
     )
 
-    task_a, task_b = stored_a * shape.task_rows * k, stored_b * k * panels * columns
-    task_c = stored_c * shape.task_rows * min(panels * columns, n)
-    whole_a, whole_b, whole_c = (
-        batch * size for size in (stored_a * m * k, stored_b * k * n, stored_c * m * n)
-    )
+    task_a = stored_a * (windows.copied if windows else shape.task_rows * k * outputs)
+    task_b = stored_b * positions * k * panels * columns
+    task_c = stored_c * outputs * shape.task_rows * min(panels * columns, n)
+    whole_a = stored_a * (windows.whole if windows else batch * m * k * outputs)
+    whole_b = stored_b * positions * k * n * batch / nest.b.batches
+    whole_c = stored_c * outputs * batch * m * n
     once = min(1.0, whole_b / (shape.tasks * task_b))  # the share that no task read before
     panel_bytes = stored_b * kc * columns / passes
     weights = (
@@ -66,17 +71,18 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
         Stream(panel_bytes * (1 - once), whole_b + task_a + task_c),
         Stream(panel_bytes * (passes - 1), task_b + a_block * kblocks + c_block),
     )
-    panel = Layer(panels, weights, overlapped=ahead)
+    panel = Layer(panels * positions * (kblocks if inner else 1), weights, overlapped=ahead)
 
-    first = min(1.0, target.cores / shape.chunks_n)  # the share that the core did not read before
-    a_bytes = stored_a * rows * kc
+    # the share that the core did not read before
+    first = windows.new if windows else min(1.0, target.cores / shape.chunks_n)
+    a_bytes = task_a / passes * (1 if inner else kc / k)
     block = Layer(
-        kblocks * passes,
+        passes * (1 if inner else kblocks),
         (
             Stream(a_bytes * first, whole_a, handed=True),
             Stream(a_bytes * (1 - first), task_a + task_b),
         ),
-        () if direct else (Stream(item_a * rows * kc, a_block),),
+        () if direct else (Stream(a_block, a_block),),
         overlapped=ahead and direct and nest.a.stride == k and kblocks == 1,
     )
     # A line is fetched before it is written, and the line that it replaces is written back. A

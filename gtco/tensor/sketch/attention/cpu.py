@@ -184,4 +184,5 @@ class Attention(AttentionFacts):
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = AttentionLoops(self, config)
-        return program(symbol, self.stage, self.target, loops.tasks, loops.emit, loops.scratch)
+        tasks, scratch = loops.shape.tasks, loops.scratch
+        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import ceil, inf
 
 from tvm import tirx
@@ -61,7 +62,6 @@ class AttentionLoops:
         # weights are powers of 2: without a bias, the scale contains the factor log2(e)
         self.scale = self.op["scale"] * (1.0 if self.biased else vector_math.LOG2E)
         self.shape = sketch.shape(config)
-        self.chunks, self.tasks = self.shape.chunks_m, self.shape.tasks
         self.key_vectors, self.value_vectors = ceil(self.n / lanes), ceil(self.e / lanes)
         rows = self.shape.heights[0]
         self.ld_scores = self.key_vectors * lanes + (
@@ -96,13 +96,12 @@ class AttentionLoops:
         shape = self.shape
         with (
             prepared(em, self.tile, shape.heights[0]),
-            em.range(args.begin, args.end, "task") as task,
+            em.range(args.begin, args.end, "task") as number,
         ):
-            em.bind(task, self.tasks)
-            chunk = em.let_index(task % self.chunks, "chunk")
-            flat = em.let_index(task // self.chunks, "batch")
-            batch_shape = [int(d) for d in self.op.type.shape[:-2]]
-            batch = [em.let_index(i, "b") for i in reshape_index([flat], [self.batch], batch_shape)]
+            task = shape.task(em, number)
+            heads = [int(d) for d in self.op.type.shape[:-2]]
+            place = reshape_index([task.batch], [self.batch], heads)
+            batch = [em.let_index(i, "b") for i in place]
             if self.kind.b.step > 1:
                 read = self.operand
                 k, v = (lambda r, c, i=i: read(i, batch, r, c) for i in (1, 2))
@@ -111,20 +110,10 @@ class AttentionLoops:
             else:
                 self.pack_keys(batch)
                 self.pack_values(batch)
-            first = em.let_index(chunk * shape.task_blocks, "first")
-            count = em.let_index(shape.share(first), "count")
-            with em.loop(count, "block") as block:
-                this = em.let_index(first + block, "this")
+            with em.loop(task.blocks, "block") as block:
+                this = em.let_index(task.first_block + block, "this")
                 start = em.let_index(shape.first_row(this), "start")
-
-                def rows(n: int, start: Expr = start) -> Callable[[], None]:
-                    return lambda: self.row_block(n, batch, start)
-
-                tall, *low = shape.heights
-                if low:
-                    em.branch(this < shape.taller, rows(tall), rows(low[0]))
-                else:
-                    rows(tall)()
+                shape.by_height(em, this, partial(self.row_block, batch, start))
 
     def operand(self, which: int, batch: list[Expr], row: Expr, column: Expr) -> Expr:
         name = self.op.inputs[which]
@@ -180,7 +169,7 @@ class AttentionLoops:
 
             each_vector(em, self.e, vector)
 
-    def row_block(self, rows: int, batch: list[Expr], start: Expr) -> None:
+    def row_block(self, batch: list[Expr], start: Expr, rows: int) -> None:
         em = self.em
         scale = tirx.const(self.scale, "float32")
         with em.loop(rows, "i") as i:

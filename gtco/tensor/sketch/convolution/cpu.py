@@ -28,6 +28,7 @@ from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.intrinsics.table import Kind, MicroKernel
 from gtco.tensor.intrinsics.tiles import CONFIGURING
+from gtco.tensor.nest.traffic import layers
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.convolution.facts import ConvolutionFacts, Halo
 from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
@@ -36,8 +37,8 @@ from gtco.tensor.sketch.shared.pack import RUN_COST
 from gtco.tensor.sketch.shared.program import program
 from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
-from gtco.tensor.stage import INT4, ITEM_BYTES, Stage
-from gtco.tensor.workload import Extra, Layer, Stream, Workload
+from gtco.tensor.stage import INT4, Stage
+from gtco.tensor.workload import Extra, Workload
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # output rows of a task
 DEPTHS = (128, 1024)  # least and most depth of a block of taps
@@ -137,64 +138,21 @@ class Convolution(ConvolutionFacts):
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
-        v, shape, tile = self.view, self.shape(config), self.product.row(config)
-        halo = self.halo(config["rows"], tile.kind)
-        # bytes of an element of A, B and C when it is multiplied, and in the tensors
-        item_a, item_b, item_c = float(tile.kind.a.nbytes), tile.kind.b.item, 4.0
-        item = float(ITEM_BYTES[self.product.operand_a])
-        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
-        kc, kblocks, columns = config["kc"], self.view.k // config["kc"], tile.columns
-        tasks, groups = self.tasks(config), self.row_groups(config)
-        rows = v.result[1] / groups  # average rows of a task
-        height = v.result[2] / shape.blocks
-        held = rows * shape.blocks
-        scratch = item_a * halo.elements
-        panels = shape.task_panels
-        window = (height - 1) * v.op["strides"][1] * halo.channels + kc / v.kernel[0]
-        a_tile = item_a * min(window * v.kernel[0] / kblocks, height * kc)
-        b_panel, c_tile = item_b * kc * columns, item_c * height * columns
-        tiles = Stream(c_tile, item_c * held * tile.rows * columns)
-        partial = (tiles,) if kblocks > 1 else ()
-        micro = Layer(
-            held, (Stream(a_tile, scratch), Stream(b_panel, b_panel + a_tile), *partial), partial
+        v, nest, product = self.view, self.nest(config), self.product
+        kernel, work = nest.level0
+        halo, tasks = self.halo(config["rows"], nest.row.kind), nest.shape.tasks
+        stored = v.batch * v.m * v.n / self.target.lanes
+        calls = tasks * nest.held * nest.shape.task_panels  # of the micro-kernel, for all of k
+        copies = RUN_COST * (calls * halo.runs + tasks * self.lines(halo))
+        extra = (
+            Extra("store", stored * (2.0 * nest.kblocks + 2)),  # between registers, tile and output
+            Extra("pack", 2.0 * tasks * self.copied(halo)),
+            Extra("vector", tasks * self.copied(halo), product.head_vectors),
+            Extra("fma", copies + CALL_COST * calls * nest.kblocks),
+            Extra("fma", CONFIGURING * nest.configurations),
         )
-        weights = Stream(b_panel, item_b * v.k * v.n * v.batch)
-        panel = Layer(panels * kblocks, (weights,), overlapped=config["prefetch"] == "next")
-        image = item * prod(v.a_shape)
-        new = scratch * min(1.0, rows * v.op["strides"][0] / halo.rows)
-        written = item_out * rows * v.result[2] * panels * columns
-        result = Stream(written, item_out * v.batch * v.m * v.n, handed=True)
-        task = Layer(  # products wait for the copy
-            1,
-            (Stream(new * item / item_a, image, handed=True), Stream(scratch - new, 2 * scratch)),
-            (Stream(scratch, scratch), result),
-            tasks,
-            overlapped=False,
-        )
-        lanes = self.target.lanes
-        spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
-        calls = tasks * panels * held * kblocks
-        runs = tasks * panels * held * halo.runs
-        return Workload(
-            tile.kernel_of(ceil(height)),
-            tile.work(shape.covered(tile, shape.blocks) / shape.blocks, kc),
-            (micro, panel, task),
-            v.flops,
-            (
-                Extra("store", v.batch * v.m * v.n / lanes * spill),
-                Extra("pack", 2.0 * tasks * self.copied(halo)),
-                Extra("vector", tasks * self.copied(halo), self.product.head_vectors),
-                Extra("fma", RUN_COST * (runs + tasks * self.lines(halo)) + CALL_COST * calls),
-                Extra("fma", CONFIGURING * self.configurations(config)),
-            ),
-            self.product.behind,
-        )
-
-    def configurations(self, config: Config) -> int:
-        """How often all tasks together configure the tile unit."""
-        shape, (images, height, _) = self.shape(config), self.view.result
-        lasts = self.view.batch * images * height * shape.panels * (self.view.k // config["kc"])
-        return shape.configurations(self.product.row(config), self.tasks(config), lasts)
+        loops = layers(nest, self.target)
+        return Workload(kernel, work, loops, v.flops, extra, product.behind)
 
     def lines(self, halo: Halo) -> int:
         """Runs of neighbours that are copied to fill the scratch."""
@@ -226,12 +184,11 @@ class Convolution(ConvolutionFacts):
     # the program ----------------------------------------------------------------------------------
     def layouts(self, config: Config) -> dict[str, Packing]:
         """Of the constant inputs, by name."""
-        tile = MicroKernel.parse(config["tile"], self.target.lanes)
-        step, pairs = tile.kind.b.step, tile.kind.b.dtype == INT4
-        return {self.view.op.inputs[1]: self.view.packing(tile.columns, step, pairs=pairs)}
+        nest = self.nest(config)
+        step, pairs = nest.stored.step, nest.stored.dtype == INT4
+        return {self.view.op.inputs[1]: self.view.packing(nest.row.columns, step, pairs=pairs)}
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops, packings = ConvolutionLoops(self, config), self.layouts(config)
-        return program(
-            symbol, self.stage, self.target, self.tasks(config), loops.emit, loops.scratch, packings
-        )
+        tasks, scratch, lines = loops.shape.tasks, loops.scratch, self.product.lines(loops.nest)
+        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings, lines)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import prod
 
 from gtco.tensor.emit.scratch import ALIGN
 from gtco.tensor.intrinsics.table import Kind
-from gtco.tensor.nest.shape import TaskShape, task_shape
+from gtco.tensor.nest.nest import Nest, Placed, Windows
 from gtco.tensor.sketch.gemm.cpu import Gemm
 from gtco.tensor.sketch.shared.image_product import ImageProduct
 from gtco.tensor.space import Config
@@ -20,7 +20,7 @@ CONFLICTS = 1024  # bytes: pixels this far apart share cache sets, so a cache li
 
 @dataclass(frozen=True)
 class Halo:
-    """The scratch of a task: ``rows`` input rows of ``width`` pixels, borders included. A kind of
+    """The copy of a task: ``rows`` input rows of ``width`` pixels, borders included. A kind of
     micro-kernel decides the layout of the elements.
 
     Channels last, it is [row, pixel, channel] with ``pixel`` elements a pixel; channels first, it
@@ -66,14 +66,27 @@ class ConvolutionFacts(ImageProduct):
             return Halo(height, width, v.channels, v.channels, kh * kw, v.channels, 1)
         return Halo(height, width, v.channels, v.channels, kh, kw * v.channels, 1)
 
-    def shape(self, config: Config) -> TaskShape:
-        """How one output row is cut."""
-        tile = self.product.row(config)
-        return task_shape(self.line.view, tile, 1, config["chunks_n"])
-
-    def row_groups(self, config: Config) -> int:
-        return ceil(self.view.result[1] / config["rows"])
-
-    def tasks(self, config: Config) -> int:
-        images = self.view.result[0]
-        return self.view.batch * images * self.row_groups(config) * self.shape(config).chunks_n
+    def nest(self, config: Config) -> Nest:
+        """The loops that a config makes of the convolution. A line is a row of the output."""
+        v, product, row = self.view, self.product, self.product.row(config)
+        images, height, width = v.result
+        rows, kc, (sh, sw) = int(config["rows"]), int(config["kc"]), v.op["strides"]
+        halo = self.halo(rows, row.kind)
+        taps, apart = v.kernel[1], not v.channels_first and halo.runs > v.kernel[0]
+        if apart:  # each tap is a run, and neighbouring rows share runs of one block of k
+            taps = min(taps, kc // halo.depth)
+        new, fresh = min(1.0, rows * sh / halo.rows), min(1.0, sw / taps)
+        windows = Windows(halo.elements, new, fresh, prod(v.a_shape))
+        return Nest(
+            (v.batch * images, height * width, v.n, v.k),
+            row,
+            (1, int(config["chunks_n"])),
+            kc,
+            None,
+            "k",
+            Placed("windows", product.operand_a, sw * halo.pixel, windows),
+            Placed("panels", product.operand, batches=images),
+            self.stage.output.type.dtype,
+            str(config["prefetch"]),
+            (height, rows),
+        )

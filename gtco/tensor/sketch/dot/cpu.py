@@ -13,9 +13,9 @@ structure SSR. Vectors run along k, because n would leave most of their lanes em
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 
 from gtco.machine.target import Target
@@ -137,26 +137,14 @@ class DotLoops:
         self.em, self.args = em, args
         self.reader = Reader(self.sketch.stage, em, args.inputs)
         self.arrays = self.scratch.arrays(args)
-        with em.range(args.begin, args.end, "task") as task:
-            em.bind(task, shape.tasks)
-            chunk = em.let_index(task % shape.chunks_m, "chunk")
-            batch = em.let_index(task // shape.chunks_m, "batch")
-            first = em.let_index(chunk * shape.task_blocks, "first")
-            blocks = em.let_index(shape.share(first), "blocks")
+        with em.range(args.begin, args.end, "task") as number:
+            task = shape.task(em, number)
             if not self.sketch.packings:
-                self.copy_columns(batch)
-            with em.loop(blocks, "block") as block:
-                this = em.let_index(first + block, "this_block")
+                self.copy_columns(task.batch)
+            with em.loop(task.blocks, "block") as block:
+                this = em.let_index(task.first_block + block, "this_block")
                 start = em.let_index(shape.first_row(this), "start")
-
-                def body(rows: int, start: Expr = start) -> Callable[[], None]:
-                    return lambda: self.block(batch, start, rows)
-
-                if len(shape.heights) == 1:
-                    body(shape.heights[0])()
-                else:
-                    tall, low = shape.heights
-                    em.branch(this < shape.taller, body(tall), body(low))
+                shape.by_height(em, this, partial(self.block, task.batch, start))
 
     def copy_columns(self, batch: Expr) -> None:
         """Copies the columns of B as rows."""

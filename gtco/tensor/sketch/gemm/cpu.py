@@ -22,7 +22,7 @@ micro-kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, lcm
 
@@ -313,25 +313,21 @@ class Gemm(GemmFacts):
     # the program ----------------------------------------------------------------------------------
     def layouts(self, config: Config) -> dict[str, Packing]:
         """Of the constant inputs, by name."""
-        return self._layouts(GemmLoops(self, config))
-
-    def _layouts(self, loops: GemmLoops) -> dict[str, Packing]:
-        packings, tile = {}, loops.tile
+        nest = self.nest(config)
+        packings, columns, stored = {}, nest.row.columns, nest.stored
         if self.constant_b:
             packings[self.view.op.inputs[1]] = self.view.packing(
-                tile.columns, loops.stored.step, loops.whole, loops.stored.dtype == INT4
+                columns, stored.step, nest.whole, stored.dtype == INT4
             )
         for name in (self.scales, self.zeros):
             if name is not None:
-                packings[name] = self.scales_packing(tile.columns)
+                packings[name] = self.scales_packing(columns)
         return packings
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        loops = GemmLoops(self, config)
-        packings = self._layouts(loops)
-        tasks, scratch = loops.shape.tasks, loops.scratch
-        made = program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)
-        return replace(made, lines=self.lines(loops.nest))
+        loops, packings = GemmLoops(self, config), self.layouts(config)
+        tasks, scratch, lines = loops.shape.tasks, loops.scratch, self.lines(loops.nest)
+        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings, lines)
 
     def scales_packing(self, columns: int) -> Packing:
         """The scales, or zero points, in panels of columns: [panels, blocks, columns]."""

@@ -22,7 +22,7 @@ from gtco.tensor.analysis.placement import (
     row_stride,
     stores_columns,
 )
-from gtco.tensor.intrinsics.table import NIBBLES, WEIGHTS, Kind, Layout, MicroKernel, kinds
+from gtco.tensor.intrinsics.table import WEIGHTS, Kind, MicroKernel, kinds
 from gtco.tensor.nest.nest import Nest, Placed
 from gtco.tensor.nest.shape import TaskShape, task_shape
 from gtco.tensor.space import Config, Option
@@ -149,10 +149,6 @@ class GemmFacts:
         many.
         """
         return self.constant_b and tile.kind.b.dtype != self.operand
-
-    def stored(self, tile: MicroKernel) -> Layout:
-        """The layout in which constant B lies."""
-        return NIBBLES if self.operand == INT4 else tile.kind.b
 
     def packs_columns(self, config: Config) -> bool:
         return not self.constant_b and dict(config.choices).get("b") != "direct"

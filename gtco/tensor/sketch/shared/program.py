@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from gtco.machine.target import Target
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
 from gtco.tensor.emit.scratch import Scratch
+from gtco.tensor.loops import Line
 from gtco.tensor.packing import Packing, packed_types
 from gtco.tensor.space import Program
 from gtco.tensor.stage import Stage
@@ -20,11 +21,12 @@ def program(
     emit: Callable[[Emitter, KernelArguments], None],
     scratch: Scratch | None = None,
     packings: Mapping[str, Packing] | None = None,
+    lines: tuple[Line, ...] = (),
 ) -> Program:
     """The kernel of the stage over ``tasks`` tasks. ``emit`` writes its body, and constants have
-    the layout that ``packings`` gives.
+    the layout that ``packings`` gives. ``lines``: as in :class:`gtco.tensor.space.Program`.
     """
     packed, workspace = packings or {}, scratch.nbytes if scratch else 0
     types = packed_types(stage, packed)
     function = kernel(symbol, types, stage.output.type, workspace, target.lanes, emit, stage.wide)
-    return Program(function, tasks, workspace, packed)
+    return Program(function, tasks, workspace, packed, lines=lines)

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil
 
 from gtco.machine.target import Target
 from gtco.tensor import cost
@@ -41,6 +41,7 @@ from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.analysis.filtering import applicable
 from gtco.tensor.emit.filtering import TRANSFORMS
 from gtco.tensor.intrinsics.table import Kind
+from gtco.tensor.nest.traffic import layers
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.shared.pack import RUN_COST
@@ -49,8 +50,8 @@ from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision
 from gtco.tensor.sketch.winograd.facts import WinogradFacts
 from gtco.tensor.sketch.winograd.loops import WinogradLoops
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
-from gtco.tensor.stage import ITEM_BYTES, Stage
-from gtco.tensor.workload import Extra, Layer, Stream, Workload
+from gtco.tensor.stage import Stage
+from gtco.tensor.workload import Extra, Workload
 
 MOVE_COST = 3.0  # loading and storing a vector takes the time of so many vector instructions
 SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2, for the held tiles' transformed inputs
@@ -122,7 +123,7 @@ class Winograd(WinogradFacts):
     def held_options(self, chosen: Mapping[str, Option]) -> tuple[int, ...]:
         """Numbers of row blocks whose transformed inputs take a share of L2."""
         size, tile = int(chosen["m"]), self.row(chosen)
-        shape = self._shape(size, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
+        shape = self.shape(size, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
         capacity = self.target.level("L2").capacity
         row = tile.kind.a.nbytes * TRANSFORMS[size].positions * self.view.channels
         block = row * shape.heights[0]
@@ -131,66 +132,23 @@ class Winograd(WinogradFacts):
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
-        v, tile, shape = self.view, self.row(config), self.shape(config)
-        size, lanes, depth, columns = config["m"], self.target.lanes, v.channels, tile.columns
-        transform = TRANSFORMS[size]
-        positions, tiles = transform.positions, self.tiles(size)
-        # bytes of an element of A and B when it is multiplied, and in the tensors
-        item_a, item_b = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes)
-        item = float(ITEM_BYTES[self.product.operand])
-        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
-        held = self.blocks_at_once(config)
-        passes = shape.task_blocks / held
-        rows, panels = shape.task_rows / passes, shape.task_panels
-        height = rows / held
-        a_tile, b_panel, c_tile = (
-            item_a * height * depth,
-            item_b * depth * columns,
-            4.0 * height * columns,
-        )
-        inputs, products = item_a * positions * rows * depth, 4.0 * positions * rows * columns
-        micro = Layer(
-            held,
-            (Stream(a_tile, inputs + products), Stream(b_panel, b_panel + a_tile)),
-            (Stream(c_tile, inputs + products),),
-        )
-        weights = item_b * positions * depth * v.n
-        read_by_all = b_panel * positions * panels * passes * shape.tasks
-        once = b_panel * min(1.0, weights / read_by_all)  # what no task and no pass read before
-        position = Layer(
-            positions * panels,
-            (Stream(once, weights, "DRAM"), Stream(b_panel - once, weights)),
-            overlapped=config["prefetch"] == "next",
-        )
-        read = item * rows * (size * size) * depth
-        image = Stream(read, item * prod(v.a_shape), handed=True)
-        held_layer = Layer(  # products wait for the transforms, and the transforms wait for memory
-            passes,
-            (image, Stream(products * panels, inputs + products)),
-            (Stream(inputs, inputs + products),),
-            overlapped=False,
-        )
-        written = item_out * rows * passes * size * size * panels * columns
-        task = Layer(1, (), (Stream(written, item_out * v.m * v.n, handed=True),), shape.tasks)
+        v, nest, size, lanes = self.view, self.nest(config), config["m"], self.target.lanes
+        kernel, work = nest.level0
+        shape, (_, tiles, _, depth), positions = nest.shape, nest.extents, nest.positions
         vectors_in = shape.chunks_n * tiles * ceil(depth / lanes)
-        vectors_out = tiles * shape.panels * tile.vectors
+        vectors_out = tiles * shape.panels * nest.row.vectors
         forth, back = self.instructions(size)
         border = self.borders(size)
-        return Workload(
-            tile.kernel_of(ceil(height)),
-            tile.work(height, depth),
-            (micro, position, held_layer, task),
-            v.flops,
-            (
-                Extra("vector", vectors_in * positions, self.product.head_vectors),
-                Extra("vector", vectors_in * positions, self.conversions(tile.kind)),
-                Extra("fma", vectors_in * (forth + MOVE_COST * positions * (1 + border))),
-                Extra("fma", shape.chunks_n * tiles * border * positions * RUN_COST),
-                Extra("fma", vectors_out * (back + positions + MOVE_COST * size * size)),
-                Extra("fma", tiles * shape.panels * size * RUN_COST),
-            ),
-            self.product.behind,
+        extra = (
+            Extra("vector", vectors_in * positions, self.product.head_vectors),
+            Extra("vector", vectors_in * positions, self.conversions(nest.row.kind)),
+            Extra("fma", vectors_in * (forth + MOVE_COST * positions * (1 + border))),
+            Extra("fma", shape.chunks_n * tiles * border * positions * RUN_COST),
+            Extra("fma", vectors_out * (back + positions + MOVE_COST * size * size)),
+            Extra("fma", tiles * shape.panels * size * RUN_COST),
         )
+        loops = layers(nest, self.target)
+        return Workload(kernel, work, loops, v.flops, extra, self.product.behind)
 
     def conversions(self, kind: Kind) -> float:
         """Vector instructions that convert a vector of the input to float32, and then to the dtype
@@ -236,6 +194,5 @@ class Winograd(WinogradFacts):
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops, packings = WinogradLoops(self, config), self.layouts(config)
-        return program(
-            symbol, self.stage, self.target, loops.shape.tasks, loops.emit, loops.scratch, packings
-        )
+        tasks, scratch, lines = loops.shape.tasks, loops.scratch, self.product.lines(loops.nest)
+        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings, lines)

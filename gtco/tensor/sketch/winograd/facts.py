@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from gtco.tensor.analysis.filtering import TAPS
+from gtco.tensor.emit.filtering import TRANSFORMS
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.nest.nest import Nest, Placed
 from gtco.tensor.nest.shape import TaskShape, task_shape
 from gtco.tensor.sketch.gemm.cpu import Gemm
 from gtco.tensor.sketch.shared.image_product import ImageProduct
@@ -49,12 +51,23 @@ class WinogradFacts(ImageProduct):
         """The micro-kernel that was chosen."""
         return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
 
-    def blocks_at_once(self, config: Config) -> int:
-        return int(config["mc"])
-
-    def _shape(self, size: int, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
+    def shape(self, size: int, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
+        """The cut of the tiles (as rows) and of the columns."""
         return task_shape(self.line(size).view, tile, chunks_m, chunks_n)
 
-    def shape(self, config: Config) -> TaskShape:
-        """The cut of the tiles (as rows) and of the columns."""
-        return self._shape(config["m"], self.row(config), config["chunks_m"], config["chunks_n"])
+    def nest(self, config: Config) -> Nest:
+        """The loops that a config makes of the products. Rows are tiles."""
+        v, size, operand = self.view, int(config["m"]), self.product.operand
+        return Nest(
+            (1, self.tiles(size), v.n, v.channels),
+            self.row(config),
+            (int(config["chunks_m"]), int(config["chunks_n"])),
+            v.channels,
+            int(config["mc"]),
+            "panels",
+            Placed("packed", operand),
+            Placed("panels", operand),
+            self.stage.output.type.dtype,
+            str(config["prefetch"]),
+            transform=(TRANSFORMS[size].positions, size * size),
+        )
