@@ -48,10 +48,12 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     lines = height * LINE * spread(stride, LINE)
     lost = max(0.0, 1.0 - target.level("L1").capacity / lines)
     again = 1.0 + lost * (LINE / (item_a * tile.kind.step) - 1.0)
-    # The next panel arrives while this one is used, and takes as much room.
     kept = 1.0 if positions > 1 else (kblocks - 1) / kblocks  # the share of sums for later
-    a_set = a_block + (positions + 1) * b_panel + c_tile * (positions * held if kept else 1)
+    # The next panel arrives while this one is used, and takes as much room.
+    a_set = a_block + 2 * b_panel + c_tile * (held if kept else 1)
     b_set = 2 * b_panel + room * a_tile + c_tile
+    if positions > 1:  # B streams by: few blocks of rows use a panel before the next one
+        a_set, b_set = a_block + c_block, b_panel + a_tile
     partial = Stream(2 * c_tile * kept, c_block + a_block + b_panel * together)  # stored, loaded
     micro = Layer(
         held, (Stream(a_tile * again, a_set), Stream(b_panel, b_set)), (partial,) if kept else ()
@@ -65,15 +67,18 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     whole_c = stored_c * outputs * batch * m * n
     once = min(1.0, whole_b / (shape.tasks * task_b))  # the share that no task read before
     panel_bytes = stored_b * kc * columns / passes
+    others, before = whole_b + task_a + task_c, task_b + a_block * kblocks + c_block
+    if positions > 1:  # so the readings of three machines say
+        others = before = whole_b
     weights = (
         # the working set of a B that is not constant is that of one batch: none other was timed
         Stream(panel_bytes * once, stored_b * k * n, "DRAM" if nest.constant_b else ""),
-        Stream(panel_bytes * (1 - once), whole_b + task_a + task_c),
-        Stream(panel_bytes * (passes - 1), task_b + a_block * kblocks + c_block),
+        Stream(panel_bytes * (1 - once), others),
+        Stream(panel_bytes * (passes - 1), before),
     )
     panel = Layer(panels * positions * (kblocks if inner else 1), weights, overlapped=ahead)
 
-    # the share that the core did not read before
+    # the share of A that the core did not read before
     first = windows.new if windows else min(1.0, target.cores / shape.chunks_n)
     a_bytes = task_a / passes * (1 if inner else kc / k)
     block = Layer(
