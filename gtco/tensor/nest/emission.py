@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Protocol
 
 from tvm import tirx
 
@@ -43,22 +42,6 @@ from gtco.tensor.stage import Stage, item_bytes
 LINE = 64  # bytes of a cache line
 AHEAD = 16  # iterations of k: some 100 ns, about DRAM's latency
 AHEAD_IN_TILES = 5  # the same time in the tile unit
-
-
-class Product(Protocol):
-    """The stage whose product a nest is."""
-
-    @property
-    def stage(self) -> Stage: ...
-
-    @property
-    def view(self) -> Contraction: ...
-
-    @property
-    def tail(self) -> Epilogue: ...
-
-    @property
-    def stores_columns(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -87,11 +70,15 @@ class At:
 
 
 class NestLoops:
-    """The emitter of one config of one stage."""
+    """The emitter of one config of one stage. ``view`` is its product and ``tail`` what follows it.
+    ``by_columns``: as in :class:`gtco.tensor.nest.tile_store.TileStore`.
+    """
 
-    def __init__(self, product: Product, nest: Nest) -> None:
-        self.product, self.nest = product, nest
-        self.stage, self.view = product.stage, product.view
+    def __init__(
+        self, nest: Nest, stage: Stage, view: Contraction, tail: Epilogue, by_columns: bool
+    ) -> None:
+        self.nest, self.stage, self.view = nest, stage, view
+        self.tail, self.by_columns = tail, by_columns
         self.row, self.kind, self.shape = nest.row, nest.row.kind, nest.shape
         # of the buffer of constant B: elements of a step of k, and those in a cache line
         self.b_step = nest.stored.places(nest.row.columns)
@@ -242,13 +229,13 @@ class NestLoops:
         """The way in which finished tiles of such heights are written."""
         return TileStore(
             self.em,
-            self.product.tail,
+            self.tail,
             self.reader,
             self.args.output,
             self.row,
             self.view.n,
             heights,
-            self.product.stores_columns,
+            self.by_columns,
             index,
         )
 

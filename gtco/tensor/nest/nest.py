@@ -70,9 +70,9 @@ class Nest:
       rows), "rows" (blocks of rows, of k, panels) or "k" (panels, blocks of k, of rows);
     - ``lines``: rows lie in so many lines, such as those of an image. A block of rows lies in one
       line, and a task has up to the second number of lines;
-    - ``transform``: for each panel so many products of other A and B are computed, one after the
-      other, each of whose elements follows from as many elements of an input as the second number
-      has. So many elements of C follow from an element of all of them.
+    - ``transform``: numbers of positions and of outputs, such as Winograd's. A task computes one
+      product for each position and panel, each of other A and B, and for every column of A it reads
+      as many inputs as there are outputs. An element of C at all positions becomes these outputs.
 
     Raises ValueError if such loops are not possible.
     """
@@ -145,11 +145,9 @@ class Nest:
     def shape(self) -> TaskShape:
         """The tasks, their row blocks and their panels."""
         batch, m, n, _ = self.extents
-        row, (lines, together) = self.row, self.lines
-        full = row.kind.height > 1
-        return cut(
-            batch, m // lines, n, row.rows, row.columns, *self.chunks, full, lines, together
-        )  # fmt: skip
+        row, full = self.row, self.row.kind.height > 1
+        size = batch, m // self.lines[0], n
+        return cut(*size, row.rows, row.columns, *self.chunks, full, *self.lines)
 
     @property
     def positions(self) -> int:
@@ -198,10 +196,10 @@ class Nest:
         """The stride of packed rows of A. A multiple of 1 KiB would put all rows of a tile into a
         few cache sets.
         """
+        if self.row.kind.in_tiles or self.positions > 1:  # many rows, or planes, at once
+            return odd_lines(self.kc, self.row.kind.a.dtype)
         item = self.row.kind.a.nbytes
         line = ALIGN // item
-        if self.row.kind.in_tiles or self.positions > 1:  # many rows, or planes, at once
-            return odd_lines(self.kc, line)
         return self.kc + (line if self.kc * item % 1024 == 0 else -self.kc % line)
 
     @property
@@ -222,32 +220,29 @@ class Nest:
         shape, columns, kind = self.shape, self.row.columns, self.row.kind
         if self.a.windows is not None:
             yield Piece("image", (self.a.windows.copied,), kind.a.dtype)
-        planes = self.positions > 1
-        rows = shape.rows(self.held)
-        if self.a.how == "packed" and planes:
-            line = ALIGN // kind.a.nbytes
-            yield Piece("rows", (self.positions, odd_lines(rows * self.lda, line)), kind.a.dtype)
-        elif self.a.how == "packed":
-            yield Piece("rows", (rows, self.lda), kind.a.dtype)
+        rows, sums = shape.rows(self.held), kind.accumulator
+        if self.a.how == "packed":
+            plane = self.positions, odd_lines(rows * self.lda, kind.a.dtype)
+            yield Piece("rows", plane if self.positions > 1 else (rows, self.lda), kind.a.dtype)
         if self.b.how == "packed":
             depth, dtype = packed_steps(self.kc, kind)
             yield Piece("panels", (shape.task_panels, depth, columns), dtype)
         if self.b.how == "widened":
             whole = NIBBLES.step if self.b.dtype == INT4 else 1  # steps that are widened at once
             yield Piece("panel", (ceil(self.kc / whole) * whole, columns), kind.b.dtype)
-        if planes:
-            line = ALIGN // ITEM_BYTES[kind.accumulator]
-            yield Piece("sums", (self.positions, odd_lines(rows * columns, line)), kind.accumulator)
+        if self.positions > 1:
+            yield Piece("sums", (self.positions, odd_lines(rows * columns, sums)), sums)
             return
         panels = 1 if self.order == "k" else shape.task_panels
         tiles = self.held * panels if self.kblocks > 1 else 1
-        yield Piece("tiles", (tiles, self.row.rows, columns), kind.accumulator)
+        yield Piece("tiles", (tiles, self.row.rows, columns), sums)
 
 
-def odd_lines(elements: int, line: int) -> int:
-    """The number of elements, rounded up to an odd number of cache lines of ``line`` elements. Data
-    at such distances does not share cache sets.
+def odd_lines(elements: int, dtype: str) -> int:
+    """The number of elements, rounded up to an odd number of cache lines. Data at such distances
+    does not share cache sets.
     """
+    line = ALIGN // ITEM_BYTES[dtype]
     return (ceil(elements / line) | 1) * line
 
 

@@ -22,9 +22,9 @@ class ConvolutionLoops(NestLoops):
     """The emitter of one config of one stage. A batch of its nest is a group and an image."""
 
     def __init__(self, sketch: ConvolutionFacts, config: Config) -> None:
-        nest = sketch.nest(config)
+        product, nest = sketch.product, sketch.nest(config)
         self.conv, self.halo = sketch.view, sketch.halo(nest.lines[1], nest.row.kind)
-        super().__init__(sketch.product, nest)
+        super().__init__(nest, sketch.stage, self.conv, product.tail, product.stores_columns)
 
     def begin(self, task: Task) -> None:
         """Copies the input rows that the task needs."""

@@ -22,8 +22,8 @@ class GemmLoops(NestLoops):
     """The emitter of one config of one stage."""
 
     def __init__(self, sketch: GemmFacts, config: Config) -> None:
-        self.sketch = sketch
-        super().__init__(sketch, sketch.nest(config))
+        self.sketch, nest = sketch, sketch.nest(config)
+        super().__init__(nest, sketch.stage, sketch.view, sketch.tail, sketch.stores_columns)
 
     def pieces(self) -> Iterator[Piece]:
         """The scratch that a thread keeps beside its registers."""

@@ -33,16 +33,16 @@ class WinogradLoops(NestLoops):
         self.sketch, self.conv = sketch, sketch.view
         self.transform = TRANSFORMS[int(config["m"])]
         self.size, self.width = self.transform.size, self.transform.width
-        self.channels, self.operand = self.conv.channels, sketch.product.operand
-        super().__init__(sketch.product, sketch.nest(config))
+        product, nest = sketch.product, sketch.nest(config)
+        self.channels, self.operand = self.conv.channels, product.operand
+        super().__init__(nest, sketch.stage, self.conv, product.tail, product.stores_columns)
 
     def pieces(self) -> Iterator[Piece]:
         """The scratch that a thread keeps beside its registers."""
         yield from self.nest.pieces()
         yield Piece("outputs", (self.size, self.size, self.row.columns))
         if self.sketch.borders(self.size):
-            patch = odd_lines(self.channels, LINE // ITEM_BYTES["float32"])
-            yield Piece("patch", (self.transform.positions, patch))
+            yield Piece("patch", (self.nest.positions, odd_lines(self.channels, "float32")))
 
     def feed(self, at: At) -> None:
         """Transforms the inputs of the part's tiles."""
