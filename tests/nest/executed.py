@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +21,10 @@ from gtco.tensor.space import Program
 
 @dataclass
 class Counts:
-    """Elements by buffer. ``products`` are those of two vectors, one a lane. ``different`` are
-    loads without those of an element that was loaded for the same register tile; ``touched`` are
-    the elements that are loaded at all.
+    """Elements by buffer. ``products`` are those of vectors by an element that was loaded for all
+    lanes, one a lane: micro-kernels multiply so, and nothing else does. ``different`` are loads
+    without those of an element that was loaded for the same register tile; ``touched`` are the
+    elements that are loaded at all.
     """
 
     loads: Counter[str] = field(default_factory=Counter)
@@ -56,10 +57,11 @@ class Region:
 
 @dataclass
 class Value:
-    """One or more lanes of a buffer's dtype."""
+    """One or more lanes of a buffer's dtype; ``everywhere`` if one that was loaded is in all."""
 
     lanes: np.ndarray
     counts: Counts
+    everywhere: bool = False
 
     __array_ufunc__ = None  # numpy's scalars leave operations with a value to it
 
@@ -70,9 +72,15 @@ class Value:
         return Value(self.lanes - _lanes(other), self.counts)
 
     def __mul__(self, other: Any) -> Value:
-        if isinstance(other, Value):
+        if isinstance(other, Value) and (self.everywhere or other.everywhere):
             self.counts.products += max(self.lanes.size, other.lanes.size)
         return Value(self.lanes * _lanes(other), self.counts)
+
+    def __lshift__(self, other: Any) -> Value:
+        return Value(self.lanes << _lanes(other), self.counts)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return Value(_lanes(other) / self.lanes, self.counts)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -156,6 +164,26 @@ def _constructs(counts: Counts) -> SimpleNamespace:
         counts.next_tile()
         return Buffer("registers", np.full(shape, np.nan, np.float32), counts)
 
+    def of(lanes: np.ndarray) -> Value:
+        return Value(lanes, counts)
+
+    def either(choose: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+        """The maximum or minimum, of numbers or lane by lane."""
+        return lambda a, b: (
+            of(choose(_lanes(a), _lanes(b)))
+            if isinstance(a, Value) or isinstance(b, Value)
+            else int(choose(a, b))
+        )
+
+    def pure(dtype: str, name: str, *arguments: Any) -> Value:
+        """AVX-512's x - floor(x), and x times 2 to the floor(y)."""
+        x, y = (_lanes(a) for a in arguments[:2])
+        if name == "llvm.x86.avx512.mask.reduce.ps.512":
+            assert y == 9, "it rounds down"
+            return of(x - np.floor(x))
+        assert name == "llvm.x86.avx512.mask.scalef.ps.512", name
+        return of(np.ldexp(x, np.floor(y).astype(int)))
+
     return SimpleNamespace(
         prim_func=lambda function: function,
         func_attr=lambda attrs: None,
@@ -164,13 +192,22 @@ def _constructs(counts: Counts) -> SimpleNamespace:
         vectorized=range,
         unroll=range,
         grid=lambda *extents: itertools.product(*map(range, extents)),
-        min=min,
-        max=max,
+        min=either(np.minimum),
+        max=either(np.maximum),
         Cast=lambda dtype, value: value,
         Select=lambda condition, yes, no: yes if condition else no,
         Ramp=lambda base, stride, lanes: base + stride * np.arange(lanes),
-        Broadcast=lambda value, lanes: Value(np.repeat(_lanes(value), lanes), counts),
+        Broadcast=lambda value, lanes: Value(
+            np.repeat(_lanes(value), lanes), counts, isinstance(value, Value)
+        ),
+        Shuffle=lambda parts, lanes: of(np.concatenate([p.lanes for p in parts])[lanes]),
+        vectorlow=lambda dtype, value: of(value.lanes[: value.lanes.size // 2]),
+        vectorhigh=lambda dtype, value: of(value.lanes[value.lanes.size // 2 :]),
+        reinterpret=lambda dtype, value: of(value.lanes.view(dtype.partition("x")[0])),
+        call_llvm_pure_intrin=pure,
         float32=np.float32,
+        uint32=np.uint32,
+        int16=np.int16,
         bool=bool,
         address_of=lambda: None,
         call_llvm_intrin=lambda *arguments: None,

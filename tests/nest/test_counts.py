@@ -1,9 +1,9 @@
 """A nest, its price and its code say the same: what the emitted loops load, store and multiply is
 what the workload counts.
 
-Products and convolutions of drawn sizes with drawn loops are executed by
+Products, convolutions and attention of drawn sizes with drawn loops are executed by
 :mod:`tests.nest.executed`. The workload describes the largest task, which is the first, so that one
-is executed and compared.
+is executed and compared; of attention all tasks are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import pytest
 from gtco.graph.infer import infer_type
 from gtco.machine.target import cpu_target
 from gtco.tensor.nest.nest import Nest
+from gtco.tensor.sketch.attention import cpu as attention
+from gtco.tensor.sketch.attention.loops import AttentionLoops
 from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.gemm.loops import GemmLoops
 from gtco.tensor.sketch.winograd import cpu as winograd
 from gtco.tensor.sketch.winograd.loops import WinogradLoops
-from gtco.tensor.space import Config, Program, configs
+from gtco.tensor.space import Config, Program, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import fresh_seed, reference, targets
 from tests.nest.executed import Counts, Region, execute
@@ -33,7 +35,12 @@ from tests.nest.executed import Counts, Region, execute
 FLOAT = 4  # bytes
 DRAWS = 12
 Pair = tuple[int, int]
-LOOPS = {"gemm": GemmLoops, "convolution": ConvolutionLoops, "winograd": WinogradLoops}
+LOOPS = {
+    "gemm": GemmLoops,
+    "convolution": ConvolutionLoops,
+    "winograd": WinogradLoops,
+    "attention": AttentionLoops,
+}
 
 
 @dataclass(frozen=True)
@@ -121,11 +128,11 @@ DRAWN: dict[str, Callable[[Random, str], Case]] = {
 }
 
 
-def executed(case: Case, tasks: int) -> tuple[Counts, np.ndarray, np.ndarray]:
+def executed(sketch: Sketch, config: Config, tasks: int) -> tuple[Counts, np.ndarray, np.ndarray]:
     """What the first tasks do, the output, and what it should be."""
-    program, stage = case.sketch.build(case.config, "kernel_under_test"), case.sketch.stage
+    program, stage = sketch.build(config, "kernel_under_test"), sketch.stage
     assert isinstance(program, Program)
-    scratch = LOOPS[case.config.sketch](case.sketch, case.config).scratch  # type: ignore[operator]
+    scratch = LOOPS[config.sketch](sketch, config).scratch  # type: ignore[operator]
     pieces = [
         Region(p.name, start := scratch.offsets[p.name] // FLOAT, start + p.nbytes // FLOAT)
         for p in scratch.pieces
@@ -149,7 +156,7 @@ def test_the_workload_counts_what_the_loops_do(family: str, name: str) -> None:
     for _ in range(DRAWS):
         case = DRAWN[family](random, name)
         nest, work = case.nest, case.sketch.workload(case.config)
-        counts, _, _ = executed(case, 1)
+        counts, _, _ = executed(case.sketch, case.config, 1)
         micro, panels, block, task = work.layers
         blocks = block.iterations
         kernels = micro.iterations * panels.iterations * blocks
@@ -195,6 +202,42 @@ def test_all_tasks_compute_the_product(family: str, name: str) -> None:
     random = Random(fresh_seed())
     for _ in range(DRAWS // 2):
         case = DRAWN[family](random, name)
-        counts, got, wanted = executed(case, case.nest.shape.tasks)
+        counts, got, wanted = executed(case.sketch, case.config, case.nest.shape.tasks)
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4, err_msg=f"{case.nest}")
         assert counts.stores["output"] == got.size
+
+
+@pytest.mark.parametrize("name", targets())
+def test_the_workload_of_attention_counts_what_its_loops_do(name: str) -> None:
+    """All tasks of attention, which is no nest. Its keys and values are whole vectors: the workload
+    does not count the reads of what fills others up. Tasks have equally many blocks.
+    """
+    random, machine = Random(fresh_seed()), cpu_target(name)
+    for _ in range(DRAWS // 2):
+        b, m, d = random.randint(1, 3), random.randint(1, 20), random.randint(1, 24)
+        n, e = (machine.lanes * random.randint(1, 4) for _ in range(2))
+        q, k, v, y = (TensorType((b, *size)) for size in ((m, d), (n, d), (n, e), (m, e)))
+        op = Operator("attention", ("q", "k", "v"), "y", y, make_attrs(scale=d**-0.5))
+        sketch = attention.match(make_stage([op], {"q": q, "k": k, "v": v}, []), machine)
+        assert sketch is not None
+        shapes = {config: sketch.shape(config) for config in configs(sketch)}
+        even = [c for c, s in shapes.items() if s.task_blocks * s.chunks_m == s.blocks]
+        config = random.choice(even)
+        shape, work = shapes[config], sketch.workload(config)
+        counts, got, wanted = executed(sketch, config, shape.tasks)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4, err_msg=str(config))
+        block, task = work.layers
+        blocks = block.iterations * task.parallel
+        said = {
+            "products": work.work * machine.lanes * blocks,
+            "K and V, as the rows read them": block.loads[0].nbytes * blocks / FLOAT,
+            "K and V, out of memory": task.loads[0].nbytes * task.parallel / FLOAT,
+            "output": block.stores[0].nbytes * blocks / FLOAT,
+        }
+        done = {
+            "products": counts.products,
+            "K and V, as the rows read them": counts.loads["keys"] + counts.loads["values"],
+            "K and V, out of memory": counts.loads["input 1"] + counts.loads["input 2"],
+            "output": counts.stores["output"],
+        }
+        assert done == pytest.approx(said), f"{config} of {b}x{m}x{n}, {d} and {e} wide"

@@ -44,7 +44,7 @@ def test_the_counts_are_those_of_the_loops(case: Case) -> None:
     row = r"^\| ([^|:]+?)(?::[^|]*| \([^|]*)? \|[^|]+\|[^|]+\| ([\d,]+) \|$"
     rows = re.findall(row, PAGE, re.M)
     shown = {name: int(count.replace(",", "")) for name, count in rows}
-    counts, got, wanted = executed(case, 1)
+    counts, got, wanted = executed(case.sketch, case.config, 1)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)
     tiles = counts.loads["tiles"] - got.size + counts.stores["tiles"] - got.size
     assert shown == {
