@@ -176,13 +176,14 @@ def _constructs(counts: Counts) -> SimpleNamespace:
         )
 
     def pure(dtype: str, name: str, *arguments: Any) -> Value:
-        """AVX-512's x - floor(x), and x times 2 to the floor(y)."""
+        """AVX-512's x - floor(x), which is 0 of infinities, and x times 2 to the floor(y)."""
         x, y = (_lanes(a) for a in arguments[:2])
         if name == "llvm.x86.avx512.mask.reduce.ps.512":
             assert y == 9, "it rounds down"
-            return of(x - np.floor(x))
+            finite = np.where(np.isinf(x), np.float32(0), x)
+            return of(finite - np.floor(finite))
         assert name == "llvm.x86.avx512.mask.scalef.ps.512", name
-        return of(np.ldexp(x, np.floor(y).astype(int)))
+        return of(x * np.exp2(np.floor(y)))
 
     return SimpleNamespace(
         prim_func=lambda function: function,

@@ -30,6 +30,7 @@ from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit.vector_math import AVX512_LANES
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels, packable
 from gtco.tensor.intrinsics.tiles import CONFIGURING
+from gtco.tensor.nest.nest import packed_steps
 from gtco.tensor.nest.shape import TaskShape
 from gtco.tensor.sketch.attention.facts import AttentionFacts
 from gtco.tensor.sketch.attention.loops import AttentionLoops
@@ -101,9 +102,10 @@ class Attention(AttentionFacts):
         blocks = ceil(m / tile.rows)
         height = m / blocks  # the average of the blocks' two heights
         keys, values = ceil(n / lanes), ceil(e / lanes)
-        item = float(ITEM_BYTES[self.operand])
         item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
-        operands = item * n * (d + e)
+        # K and V in scratch, whose elements are float32 or pairs, with what fills vectors up
+        steps = (keys * packed_steps(d, tile.kind)[0], values * packed_steps(n, tile.kind)[0])
+        operands = 4.0 * lanes * sum(steps)
         block = Layer(
             ceil(blocks / chunks),
             (Stream(operands, operands + 4.0 * height * n),),
