@@ -24,7 +24,7 @@ GROWTH = 4  # from one part to the next
 MANY_CORES = 16  # from here on a part of 64 is tried too
 # Parts are left out while the range's sizes get slower by so much at most: on average, each.
 MEAN_LOSS, WORST_LOSS = 1.02, 1.06
-# A range of one size, so large, runs in parts of about so many samples if it gains so much at least.
+# A range of one size, so large, runs in parts of about so many samples if it gains so much.
 LEAST_CUT, PARTS_OF_ONE, GAIN = 16, (4, 16), 1.05
 SAMPLED = 256  # sizes of a range whose prices are looked at
 MOST_PROVEN = 1 << 14  # the proof is asked at the range's last size too, or at about this many
