@@ -1,9 +1,13 @@
-"""The packed weights of MatMulNBits, outside the message as other large weights are.
+"""The packed weights of MatMulNBits and tables of GatherBlockQuantized, outside the message as other
+large weights are.
 
     before: y = MatMulNBits(a, B {uint8 [n, blocks, bytes]}, scales, ...)
     after:  y = MatMulNBits(a, B' {uint8 [n, blocks, block]}, scales, ...) {unpacked=1}
 
-B' is unpacked when it is read. :mod:`gtco.frontend.expansion.packed_weights` writes the node out.
+    before: y = GatherBlockQuantized(B {uint8 [rows, bytes]}, ids, scales, ...)
+    after:  y = GatherBlockQuantized(B' {uint8 [rows, columns]}, ids, scales, ...) {unpacked=1}
+
+B' is unpacked when it is read. :mod:`gtco.frontend.expansion.packed_weights` writes the nodes out.
 """
 
 from __future__ import annotations
@@ -55,6 +59,56 @@ class Packed:
         return prod(self.shape) * self.bits // 8
 
 
+@dataclass(frozen=True)
+class PackedTable:
+    """The sizes of a packed table: numbers of so many bits, side by side along the last axis."""
+
+    shape: tuple[int, ...]
+    bits: int
+
+
+def packed_in(
+    shape: tuple[int, ...], scales: tuple[int, ...], along: int, block: int, bits: int
+) -> tuple[bool, bool]:
+    """Whether a table of uint8 or of 4 bits may have a number in each element, and whether it may
+    have several, by the shape of its scales: one for a ``block`` of the axis ``along``.
+    """
+
+    def fits(last: int) -> bool:
+        wanted = [*shape[:-1], last]
+        wanted[along] = -(-wanted[along] // block)
+        return scales == tuple(wanted)
+
+    return fits(shape[-1]), fits(shape[-1] * (8 // bits))
+
+
+def _tables(graph: onnx.GraphProto, weights: Weights) -> dict[str, PackedTable]:
+    """The tables of uint8 among the weights that have several numbers in each byte. All of their
+    readers have to agree.
+    """
+    sizes = {t.name: tuple(t.dims) for t in graph.initializer}
+    sizes |= {name: array.shape for name, array in weights.items()}
+    found: dict[str, set[PackedTable | None]] = {}
+    for node in nodes(graph):
+        if node.op_type != "GatherBlockQuantized" or len(node.input) < 3:
+            continue
+        table, scales = weights.get(node.input[0]), sizes.get(node.input[2])
+        if table is None or table.dtype != numpy.uint8:
+            continue
+        given = {a.name: a.i for a in node.attribute}
+        bits, block = given.get("bits", 4), given.get("block_size", 128)
+        along, made = given.get("quantize_axis", 1), None
+        rank = len(table.shape)
+        if scales and bits in (2, 4) and block > 0 and -rank <= along < rank:
+            whole, packed = packed_in(table.shape, scales, along, block, bits)
+            if packed and not whole:
+                shape = (*table.shape[:-1], table.shape[-1] * (8 // bits))
+                made = PackedTable(shape, bits)
+        found.setdefault(node.input[0], set()).add(made)
+    alike = {name: next(iter(each)) for name, each in found.items() if len(each) == 1}
+    return {name: made for name, made in alike.items() if made is not None}
+
+
 def packed_weights(graph: onnx.GraphProto) -> dict[str, Packed]:
     """The tensors that are nothing but packed weights, all of one size."""
     found: dict[str, Packed] = {}
@@ -68,13 +122,16 @@ def packed_weights(graph: onnx.GraphProto) -> dict[str, Packed]:
     return {name: packed for name, packed in found.items() if name not in others}
 
 
-def unpack_products(
+def unpack(
     model: onnx.ModelProto, weights: Weights
 ) -> tuple[onnx.ModelProto, Weights]:
     """The model and its weights, which are inputs of it, with the packed ones unpacked when they
     are read; the same ones if there are none.
     """
-    packed = {n: p for n, p in packed_weights(model.graph).items() if n in weights}
+    packed: dict[str, Packed | PackedTable] = {
+        n: p for n, p in packed_weights(model.graph).items() if n in weights
+    }
+    packed |= _tables(model.graph, weights)
     if not packed:
         return model, weights
     made = onnx.ModelProto()
@@ -84,7 +141,8 @@ def unpack_products(
             kind = helper.make_tensor_type_proto(TensorProto.UINT8, packed[value.name].shape)
             value.type.CopyFrom(kind)
     for node in nodes(made.graph):
-        if node.op_type == "MatMulNBits" and len(node.input) > 1 and node.input[1] in packed:
+        at = {"MatMulNBits": 1, "GatherBlockQuantized": 0}.get(node.op_type)
+        if at is not None and len(node.input) > at and node.input[at] in packed:
             node.attribute.append(helper.make_attribute(UNPACKED, 1))
     later = {
         name: Later(p.shape, numpy.dtype(numpy.uint8), partial(_unpacked, weights[name], p))
@@ -93,7 +151,7 @@ def unpack_products(
     return made, {**weights, **later}
 
 
-def _unpacked(packed: numpy.ndarray | Later, sizes: Packed) -> numpy.ndarray:
+def _unpacked(packed: numpy.ndarray | Later, sizes: Packed | PackedTable) -> numpy.ndarray:
     return split(read(packed), sizes.bits).reshape(sizes.shape)
 
 

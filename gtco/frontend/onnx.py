@@ -35,7 +35,7 @@ from gtco.frontend.expansion import EXPANDED, adopt, expand, needs_expansion
 from gtco.frontend.identity import identity
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.narrow import widen_integers
-from gtco.frontend.nbits import unpack_products
+from gtco.frontend.nbits import unpack
 from gtco.frontend.node_check import DTYPES, NUMBERS, Node, check_splits
 from gtco.frontend.scales import check_scales
 from gtco.frontend.schema_functions import write_out
@@ -152,7 +152,7 @@ def import_skeleton(
     infer_outputs(skeleton, sizes)
     _check(skeleton)
     notes = [said] if (said := quantized.note(skeleton)) else []
-    skeleton, weights = widen_integers(*unpack_products(skeleton, weights))
+    skeleton, weights = widen_integers(*unpack(skeleton, weights))
     check_scales(skeleton, weights)
     widened, unsimplified = False, False
     given, bfloat16 = skeleton, False

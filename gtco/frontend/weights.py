@@ -26,7 +26,7 @@ from gtco.support.later import Later
 from gtco.support.onnx_messages import check_sizes, inner_tensors, is_repeated, nodes
 
 # An initializer of this size (bytes) or more is a weight, if it is of floats, is dequantized or is
-# packed for products. A smaller one may be a shape or a table whose values an importer needs.
+# packed for products. A smaller one may be a shape or some numbers that an importer needs.
 LARGE = 1 << 15
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _STEPS = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
@@ -48,8 +48,8 @@ Weight: TypeAlias = numpy.ndarray | Later
 def strip(
     model: onnx.ModelProto, source: Path | None
 ) -> tuple[onnx.ModelProto, dict[str, Weight]]:
-    """``model`` without its large initializers of floats, of integers that are dequantized and of
-    weights of MatMulNBits, and their values by name. They become graph inputs.
+    """``model`` without its large initializers of floats, of integers that are dequantized or cast
+    to floats and of weights of MatMulNBits, and their values by name. They become graph inputs.
 
     ``source`` is the model's file; external data is beside it (None: the model came from memory).
     The given model is not changed. Raises ModelError, which names the file and the tensor, if data
@@ -98,14 +98,23 @@ def strip(
 
 
 def _dequantized(graph: onnx.GraphProto) -> set[str]:
-    """The tensors that nothing but a DequantizeLinear reads."""
+    """The tensors that are read only to become floats."""
     found: set[str] = set()
     others = {value.name for value in graph.output}
     for node in nodes(graph):
-        alone = node.op_type == "DequantizeLinear" and node.domain in ("", "ai.onnx")
+        alone = _dequantizes(node)
         found.update(node.input[:1] if alone else ())
         others.update(node.input[1:] if alone else node.input)
     return found - others
+
+
+def _dequantizes(node: onnx.NodeProto) -> bool:
+    """True for a node that makes floats of the integers that are its first input."""
+    if node.domain not in ("", "ai.onnx"):
+        return node.op_type == "GatherBlockQuantized"
+    if node.op_type == "Cast":
+        return any(a.name == "to" and a.i in _FLOATS for a in node.attribute)
+    return node.op_type == "DequantizeLinear"
 
 
 def whole(skeleton: onnx.ModelProto, weights: Mapping[str, Weight]) -> onnx.ModelProto:

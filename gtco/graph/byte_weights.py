@@ -4,12 +4,14 @@
     after:  p = matmul(x, Q {int8})    y = multiply(p, s), with W = Q * s, s for each column
     or:     y = matmul(x, Q {int8}, s), with s for each block of k and column
     or:     y = matmul(x, Q {int8}, s, z), with W = (Q - z) * s; and all of them with int4
+    or:     y = conv2d(x, Q {int8}, s) or conv2d(x, Q {int8}, s, z) of narrow groups
 
 This is for products of float32 by weights that are dequantized alone. Kernels widen Q exactly, and
-s is part of the epilogue; with blocks, of the widening. So a result is as exact as one of float32
-weights. The weights are found by their values (:mod:`gtco.graph.grids`), after all other rewrites.
-A zero point z is needed where steps do not lie around 0; one scale for each column is then one
-block. Blocks have scales of float16 if that holds them.
+s is part of the epilogue; with blocks, and in depthwise convolutions, of the widening. So a result
+is as exact as one of float32 weights. The weights are found by their values
+(:mod:`gtco.graph.grids`), after all other rewrites. A zero point z is needed where steps do not lie
+around 0; one scale for each column is then one block. Blocks have scales of float16 if that holds
+them.
 """
 
 from __future__ import annotations
@@ -65,37 +67,35 @@ def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
 
 @dataclass(frozen=True)
 class _Stored:
-    """Weights in int8 or int4: the constant's name, and the scale of each column. With ``block``,
-    the constants with the scale of each block of so many steps of k, by column, and with its zero
-    point, if there are any.
+    """Weights in int8 or int4: the constant's name, and the scale of each column.
+
+    - ``beside``: the constants that the product reads beside them, if it scales them itself: the
+      scales, and the zero points if there are any;
+    - ``block``: the steps of k for which there is a scale of each column; 0 for all of them.
     """
 
     steps: str
     scale: np.ndarray
     block: int = 0
-    of_blocks: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @property
     def constants(self) -> tuple[str, ...]:
         """The names of all of its constants."""
-        return (self.steps, *self.of_blocks)
+        return (self.steps, *self.beside)
 
 
 def _product(graph: Graph, op: Operator, stored: _Stored) -> Operator:
-    """The product by the stored weights, without the scales of columns."""
-    inputs: tuple[str, ...] = (op.inputs[0], stored.steps)
-    attrs = op.attrs
-    if stored.block:
-        inputs = (*inputs, *stored.of_blocks)
-        attrs = make_attrs(**dict(attrs), block=stored.block)
-    output = op.output if stored.block else graph.fresh(f"{op.output}_steps")
-    return Operator(op.kind, inputs, output, op.type, attrs, op.name)
+    """The product by the stored weights, without scales that stand behind it."""
+    attrs = make_attrs(**dict(op.attrs), block=stored.block) if stored.block else op.attrs
+    output = op.output if stored.beside else graph.fresh(f"{op.output}_steps")
+    return Operator(op.kind, (op.inputs[0], *stored.constants), output, op.type, attrs, op.name)
 
 
 def _put(graph: Graph, op: Operator, product: Operator, stored: _Stored) -> None:
     """Replaces an operator by the product, and the multiplication by the scales of columns."""
     graph.put(product)
-    if not stored.block:
+    if not stored.beside:
         scale = graph.add_constant(_placed(op, stored.scale), "scale")
         graph.put(
             Operator("multiply", (product.output, scale), op.output, op.type, (), op.name)
@@ -123,9 +123,7 @@ def _multiplies(graph: Graph, op: Operator) -> bool:
     shape = graph.types[op.inputs[1]].sizes
     if len(shape) < 2 or 0 in shape:
         return False
-    if op.kind == "conv_transpose2d" and op["groups"] != 1:
-        return False
-    return op.kind == "matmul" or not narrow_groups(op, shape)
+    return op.kind != "conv_transpose2d" or op["groups"] == 1
 
 
 def _stored(graph: Graph, op: Operator) -> list[_Stored]:
@@ -139,6 +137,8 @@ def _stored(graph: Graph, op: Operator) -> list[_Stored]:
         return []
     matrix = front.reshape(-1, depth, front.shape[-1]).swapaxes(0, 1).reshape(depth, -1)
     made: Grid | None = grid(matrix)
+    if narrow_groups(op, array.shape):
+        return _of_channels(graph, op.inputs[1], made, array.shape)
     if made is not None:
         found = []
         for one in (in_bits(made, bits) for bits in (4, 8)):
@@ -154,6 +154,22 @@ def _stored(graph: Graph, op: Operator) -> list[_Stored]:
     if op.kind != "matmul" or batch:
         return []
     return _in_blocks(graph, op.inputs[1], array)
+
+
+def _of_channels(
+    graph: Graph, name: str, made: Grid | None, shape: tuple[int, ...]
+) -> list[_Stored]:
+    """The weights [C, G, KH, KW] of narrow groups in int8, with the scale of each output channel
+    and its zero point, if there are any; none if they have no grid.
+    """
+    one = made and in_bits(made, 8)
+    if one is None:
+        return []
+    constants = [graph.add_constant(one.scale, "scales")]
+    if one.zero is not None:
+        constants.append(graph.add_constant(one.zero, "zeros"))
+    stored = graph.add_constant(np.ascontiguousarray(one.steps.T).reshape(shape), name)
+    return [_Stored(stored, one.scale, beside=tuple(constants))]
 
 
 def _in_blocks(graph: Graph, name: str, matrix: np.ndarray) -> list[_Stored]:

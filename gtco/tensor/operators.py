@@ -128,9 +128,11 @@ OPERATORS: dict[str, OperatorInfo] = {
     ),
     "conv2d": OperatorInfo(
         COMPLEX,
-        (2, 2),
+        (2, 4),
         ("strides", "padding", "dilation", "groups", "layout"),
-        "x in layout NCHW or NHWC; weight always OIHW; padding (top, left, bottom, right); "
+        "x in layout NCHW or NHWC; weight always OIHW; padding (top, left, bottom, right); a third "
+        "tensor [O] has the scales of weights in int8, a fourth their zero points in int8, which "
+        "are subtracted before; "
         "'exact': of whole numbers whose sums float32 holds, so no other products are summed",
         ("exact",),
     ),

@@ -230,6 +230,15 @@ def _matmul(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) 
     return np.matmul(a, (whole - zeros[0] if zeros else whole) * scales)
 
 
+def _conv2d(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
+    if len(arrays) == 2:
+        return _product(conv2d)(operator, attrs, arrays)
+    x, steps, *of_channels = arrays
+    scales, *zeros = (a.astype(x.dtype)[:, None, None, None] for a in of_channels)
+    whole = steps.astype(x.dtype)
+    return conv2d(x, (whole - zeros[0] if zeros else whole) * scales, **attrs)
+
+
 def _pad(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
     return np.pad(
         arrays[0],
@@ -313,7 +322,7 @@ _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] 
     "moments": _moments,
     "merged_moments": _merged_moments,
     "attention": _attention,
-    "conv2d": _product(conv2d),
+    "conv2d": _conv2d,
     "conv_transpose2d": _product(conv_transpose2d),
     "max_pool2d": lambda op, a, x: max_pool2d(x[0], _shape(op), **a),
     "avg_pool2d": lambda op, a, x: avg_pool2d(x[0], _shape(op), **a),

@@ -158,6 +158,34 @@ def test_steps_are_kept_in_4_or_8_bits(
     assert_close(values(after), values(graph), 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("within", "groups", "dtypes"),
+    [
+        ((-127, 127), 8, ["int8", "float32"]),
+        ((-8, 7), 8, ["int8", "float32"]),  # no kernel reads them in 4 bits
+        ((0, 255), 8, ["int8", "float32", "int8"]),
+        ((-200, 55), 4, ["int8", "float32", "int8"]),
+    ],
+)
+def test_weights_of_narrow_groups_have_their_scales_beside_them(
+    within: tuple[int, int], groups: int, dtypes: list[str]
+) -> None:
+    def network(g: Graph, x: str) -> str:
+        w = steps(16, 8 // groups, 3, 3, within=within)
+        w.reshape(16, -1)[:, :2] = within  # both ends in each channel
+        w *= scales(16).reshape(16, 1, 1, 1)
+        image = g.add("reshape", (x,), TensorType((1, 2, 5, 8)))
+        attrs = {"strides": (1, 1), "padding": (1,) * 4, "dilation": (1, 1), "groups": groups}
+        return g.add("conv2d", (image, g.add_constant(w, "w")), layout="NHWC", **attrs)
+
+    graph = build(network)
+    after = byte_weights(graph).check()
+    (product,) = (op for op in after.operators.values() if op.kind == "conv2d")
+    assert [after.types[x].dtype for x in product.inputs[1:]] == dtypes
+    assert after.histogram() == {"reshape": 1, "conv2d": 1, "identity": 1}  # none behind it scales
+    assert_close(values(after), values(graph), 1e-6)
+
+
 @pytest.mark.parametrize("rows", [(10, 32), (1, 10, 32)])
 def test_reshapes_move_past_products_with_scales(rows: tuple[int, ...]) -> None:
     """As the fusion search moves them, when the weights are found already."""

@@ -4,20 +4,24 @@ epilogues.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from gtco.machine.target import target
+from gtco.tensor.sketch import space_of
 from gtco.tensor.sketch.depthwise import cpu as depthwise
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import (
     assert_close,
     fresh_seed,
-    random_inputs,
     reference,
     runnable,
     some_kernels,
     targets,
 )
+from tests.sketch.widened import drawn
 
 
 def conv(
@@ -55,7 +59,10 @@ def check(stage: Stage, name: str) -> None:
     machine = runnable(name)
     sketch = depthwise.match(stage, machine)
     assert sketch is not None
-    inputs = random_inputs(stage, fresh_seed())
+    seed = fresh_seed()
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    inputs = [drawn(rng, i.type) for i in stage.inputs]
     wanted = reference(stage, inputs)
     for built in some_kernels(sketch, machine):
         assert_close(built(*inputs, unaligned=True), wanted, 1e-5)
@@ -98,12 +105,62 @@ def test_channels_first(case: str) -> None:
     }
     n, h, w, c = op.type.shape
     attrs = make_attrs(**{**dict(op.attrs), "layout": "NCHW"})
-    check(
-        make_stage(
-            [Operator("conv2d", ("x", "w"), "c", TensorType((n, c, h, w)), attrs)], moved, ["w"]
-        ),
-        "x86-64-v3",
+    first = Operator("conv2d", ("x", "w"), "c", TensorType((n, c, h, w)), attrs)
+    stage = make_stage([first], moved, ["w"])
+    check(stage, "x86-64-v3")
+    check(in_bytes(stage, True), "x86-64-v3")
+
+
+def in_bytes(stage: Stage, zeros: bool) -> Stage:
+    """The stage with weights of 8 bits, the scale of each channel and, if wanted, its zero point
+    beside them.
+    """
+    types = {i.name: i.type for i in stage.inputs}
+    types |= {"w": TensorType(types["w"].shape, "int8"), "ws": TensorType(types["w"].shape[:1])}
+    beside = ["ws", "wz"] if zeros else ["ws"]
+    if zeros:
+        types["wz"] = TensorType(types["ws"].shape, "int8")
+    operators = [
+        replace(op, inputs=(*op.inputs, *beside)) if op.kind == "conv2d" else op
+        for op in stage.operators
+    ]
+    return make_stage(operators, types, [*stage.constants, *beside])
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("case", CASES)
+def test_weights_of_8_bits(case: str, name: str) -> None:
+    op, types = CASES[case]
+    for zeros in (False, True):
+        check(in_bytes(make_stage([op], types, ["w"]), zeros), name)
+
+
+def test_weights_of_8_bits_are_the_same_as_floats() -> None:
+    """To the last bit: they are multiplied by their scales before."""
+    op, types = conv(72, (13, 14), images=3)
+    machine = runnable("x86-64-v3")
+    wide = make_stage([op], types, ["w"])
+    x, steps, scales, zeros = (
+        drawn(np.random.default_rng(fresh_seed()), i.type) for i in in_bytes(wide, True).inputs
     )
+    weights = (steps.astype(np.float32) - zeros[:, None, None, None]) * scales[:, None, None, None]
+    results = []
+    for stage, arrays in (
+        (wide, (x, weights)), (in_bytes(wide, True), (x, steps, scales, zeros)),
+    ):  # fmt: skip
+        sketch = depthwise.match(stage, machine)
+        assert sketch is not None
+        results += [kernel(*arrays).tobytes() for kernel in some_kernels(sketch, machine)]
+    assert len(set(results)) == 1
+
+
+def test_scales_that_are_no_constants_are_not_its_business() -> None:
+    op, types = conv(24, (6, 7))
+    stage = in_bytes(make_stage([op], types, ["w"]), True)
+    types = {i.name: i.type for i in stage.inputs}
+    for constants in (["w"], ["w", "ws"], []):
+        made = make_stage(stage.operators, types, constants)
+        assert space_of(made, target("x86-64-v3")).sketches == ()
 
 
 @pytest.mark.parametrize("name", targets())
@@ -117,14 +174,10 @@ def test_segformer_mlp(name: str) -> None:
         Operator("gelu", ("s",), "g", op.type),
         Operator("reshape", ("g",), "y", TensorType((1, 56, 72))),
     ]
-    check(
-        make_stage(
-            operators,
-            {"t": TensorType((1, 56, 72)), "w": types["w"], "b": TensorType((72,))},
-            ["w", "b"],
-        ),
-        name,
-    )
+    types = {"t": TensorType((1, 56, 72)), "w": types["w"], "b": TensorType((72,))}
+    stage = make_stage(operators, types, ["w", "b"])
+    check(stage, name)
+    check(in_bytes(stage, False), name)
 
 
 def test_prologue_and_residual() -> None:
@@ -213,6 +266,7 @@ def narrow(case: tuple, constant: bool = True) -> Stage:
 @pytest.mark.parametrize("case", NARROW)
 def test_narrow_groups_and_several_filters_a_channel(case: tuple, name: str) -> None:
     check(narrow(case), name)
+    check(in_bytes(narrow(case), True), name)
 
 
 def test_narrow_groups_with_variable_weights() -> None:

@@ -1,10 +1,11 @@
 """Weights of a few bits that are packed in bytes, with scales of blocks.
 
     MatMulNBits(a, B, scales, zeros)  ->  MatMul(a, transpose((unpack(B) - zeros) * scales))
-    GatherBlockQuantized(B, ids, scales, zeros)  ->  Gather((unpack(B) - zeros) * scales, ids)
+    GatherBlockQuantized(B, ids, scales, zeros)
+        ->  (Gather(unpack(B), ids) - Gather(zeros, ids)) * Gather(scales, ids)
 
 Small weights are unpacked here, large ones when they are read (:mod:`gtco.frontend.nbits`). Later
-they become a constant of a's type.
+weights become a constant of a's type. Tables stay bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import onnx
 from onnx import TensorProto
 
 from gtco.frontend.expansion.control_flow import attributes
-from gtco.frontend.expansion.quantized import inputs
+from gtco.frontend.expansion.quantized import BYTES, inputs
 from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.expansion.writer import Writer
-from gtco.frontend.nbits import BITS, LEAST_BLOCK, UNPACKED, split
+from gtco.frontend.nbits import BITS, LEAST_BLOCK, UNPACKED, packed_in, split
 from gtco.frontend.node_check import DTYPES
 
 
@@ -73,49 +74,75 @@ def matmul_nbits(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
 
 def gather_block_quantized(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """Rows of a table. uint8 has the numbers of ``bits`` along the last axis, the first in the
-    lowest bits; int4 and uint4 are a byte each by now.
+    """Rows of a table, which are dequantized behind the gather. uint8 has the numbers of ``bits``
+    along the last axis, the first in the lowest bits; int4 and uint4 are a byte each by now.
     """
     w, attrs = walk.writer, attributes(node)
-    data, indices, scales, zeros = inputs(node, 4, (3,))
-    table, factor = w.array(data), w.array(scales)
+    table, ids, scales, zeros = inputs(node, 4, (3,))
+    shape, dtype, factors = w.shape(table), w.dtype(scales), w.shape(scales)
     bits, block = int(attrs.get("bits", 4)), int(attrs.get("block_size", 128))
-    rank = table.ndim
+    rank = len(shape)
     along, axis = (
         int(attrs.get(name, n)) % rank for name, n in (("quantize_axis", 1), ("gather_axis", 0))
     )
-    if table.dtype not in (numpy.int8, numpy.uint8) or bits not in BITS:
-        raise Unsuitable(f"its table is {table.dtype} of {bits} bits: it may be int4, uint4, uint8")
+    if w.dtype(table) not in BYTES or bits not in BITS:
+        raise Unsuitable(
+            f"its table is {DTYPES[w.dtype(table)]} of {bits} bits: it may be int4, uint4, uint8"
+        )
     if block < LEAST_BLOCK or block & (block - 1):
         raise Unsuitable(f"its block_size is {block}, and has to be a power of two of 16 or more")
-
-    def fits(*last: int) -> bool:
-        shape = [*table.shape[:-1], *last]
-        shape[along] = -(-shape[along] // block)
-        return factor.shape == tuple(shape)
-
-    several = 8 // bits if table.dtype == numpy.uint8 else 1
-    whole, packed = fits(table.shape[-1]), fits(table.shape[-1] * several)
+    in_bytes = w.dtype(table) == TensorProto.UINT8
+    unpacked = bool(attrs.get(UNPACKED, 0))
+    several = 8 // bits if in_bytes and not unpacked else 1
+    whole, packed = packed_in(shape, factors, along, block, 8 // several)
     if not (whole or packed) or (whole and packed and several > 1):
         raise Unsuitable(
-            f"its table '{data}' has the shape {list(table.shape)} and its scales '{scales}' have "
-            f"{list(factor.shape)}: from these gtco cannot tell how its numbers are packed"
+            f"its table '{table}' has the shape {list(shape)} and its scales '{scales}' have "
+            f"{list(factors)}: from these gtco cannot tell how its numbers are packed"
         )
-    middle = 2 ** (bits - 1) if table.dtype == numpy.uint8 and (packed or bits == 8) else 0
-    zero = numpy.asarray(middle) if not zeros else w.array(zeros)
-    if several > 1 and packed:
-        table = split(table, bits)
-        zero = split(zero, bits)[..., : factor.shape[-1]] if zeros else zero
-    if zero.shape not in ((), factor.shape):
-        raise Unsuitable(f"its zero points '{zeros}' have the shape {list(zero.shape)}")
-    factor, zero = (
-        numpy.repeat(x, block, axis=along).take(range(table.shape[along]), axis=along)
-        if x.ndim
-        else x
-        for x in (factor.astype(numpy.float32), zero)
-    )
-    values = (table.astype(numpy.float32) - zero.astype(numpy.float32)) * factor
-    return [w.add("Gather", w.constant(values, w.dtype(scales), "table"), indices, axis=axis)]
+    narrow = several > 1 and packed
+    if narrow:
+        table = w.constant(split(w.array(table), bits), TensorProto.UINT8, "table")
+    middle = 2 ** (bits - 1) if in_bytes and (narrow or unpacked or bits == 8) else 0
+    values = w.cast(w.add("Gather", table, ids, axis=axis), dtype)
+
+    def rows(of_blocks: str) -> str:
+        """What blocks have, for each number that is gathered."""
+        return _of_rows(w, of_blocks, ids, w.shape(table), axis, along, block)
+
+    if zeros:
+        zero = w.array(zeros)
+        if narrow or unpacked:
+            zero = split(zero, bits)[..., : factors[-1]]
+        if zero.shape not in ((), factors):
+            raise Unsuitable(f"its zero points '{zeros}' have the shape {list(zero.shape)}")
+        zeros = w.constant(zero, w.dtype(zeros), "zeros")
+        values = w.add("Sub", values, w.cast(rows(zeros) if zero.shape else zeros, dtype))
+    elif middle:
+        values = w.add("Sub", values, w.constant(middle, dtype, "zero_point"))
+    return [w.add("Mul", values, rows(scales))]
+
+
+def _of_rows(
+    w: Writer, of_blocks: str, ids: str, shape: Sequence[int], axis: int, along: int, block: int
+) -> str:
+    """What the blocks along an axis of a table of this shape have, for each element of its rows
+    ``ids`` of ``axis``.
+    """
+    if axis == along:
+        size, width = w.integers(shape[axis]), w.integers(block)
+        counted = w.add("Mod", w.cast(ids, TensorProto.INT64), size)  # negative ones from the end
+        return w.add("Gather", of_blocks, w.add("Div", counted, width), axis=axis)
+    length, made = shape[along], w.add("Gather", of_blocks, ids, axis=axis)
+    sizes = list(w.shape(made))
+    if axis < along:  # the axes of ids stand in front of it
+        along += len(w.shape(ids)) - 1
+    made = w.reshape(made, (*sizes[: along + 1], 1, *sizes[along + 1 :]))
+    wide = (*sizes[: along + 1], block, *sizes[along + 1 :])
+    made = w.add("Expand", made, w.integers(wide))
+    whole = sizes[along] * block
+    made = w.reshape(made, (*sizes[:along], whole, *sizes[along + 1 :]))
+    return w.slice(made, along, 0, length)
 
 
 def _unpacked(w: Writer, packed: str, shape: tuple[int, int, int], bits: int) -> numpy.ndarray:

@@ -153,6 +153,40 @@ def test_forms_of_dequantizing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert narrow(check(model, monkeypatch)) == 4
 
 
+DEPTHWISE = """
+network (float[2,24,9,11] x) => (float[2,48,9,6] y)
+{
+    a = DequantizeLinear <axis = 0> (w1, s1)
+    h = Conv <group = 24, pads = [1, 1, 1, 1]> (x, a, bias) g = Gelu(h)
+    b = DequantizeLinear <axis = 0> (w2, s2, z2)
+    i = Conv <group = 24, kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [1, 2]> (g, b)
+    c = DequantizeLinear (w3, s3)
+    y = Conv <group = 12, pads = [1, 1, 1, 1]> (i, c)
+}"""
+
+
+def test_depthwise_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales of channels and of the tensor, zero points that are not in the middle, two filters a
+    channel, groups of several channels.
+    """
+    seed = fresh_seed()
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {DEPTHWISE}')
+    constants = {
+        "w1": rng.integers(-128, 128, (24, 1, 3, 3), np.int8),
+        "s1": rng.uniform(1e-3, 1e-2, 24).astype(np.float32),
+        "bias": rng.standard_normal(24).astype(np.float32),
+        "w2": rng.integers(0, 256, (48, 1, 3, 3), np.uint8),
+        "s2": rng.uniform(1e-3, 1e-2, 48).astype(np.float32),
+        "z2": rng.integers(0, 256, 48, np.uint8),
+        "w3": rng.integers(-128, 128, (48, 4, 3, 3), np.int8),
+        "s3": np.float32(0.003),
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
+    assert narrow(check(model, monkeypatch)) == 3
+
+
 FOUR_BITS = """
 network (float[3,37] x) => (float[3,19] y) {
     a = DequantizeLinear <axis = 1> (w1, s1, z1)

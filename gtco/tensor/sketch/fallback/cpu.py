@@ -73,8 +73,8 @@ def match(stage: Stage, target: Target) -> Fallback | None:
     """The stage if it is a single operator of known shapes, else None."""
     if len(stage.operators) != 1 or not is_static(stage):
         return None
-    if stage.output.kind == "matmul" and len(stage.output.inputs) > 2:
-        return None  # TVM has no product with scales of blocks
+    if stage.output.kind in ("matmul", "conv2d") and len(stage.output.inputs) > 2:
+        return None  # TVM has no product with scales of its weights
     if any(i.type.dtype == INT4 for i in stage.inputs):
         return None  # nor with two weights in a byte
     return Fallback(stage, target)

@@ -105,6 +105,9 @@ class Maximum:
 
     start: float = -inf
 
+    def prepare(self, em: Emitter, first: Expr, c0: Expr, width: int) -> None:
+        return None
+
     def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr, j: int = 0) -> None:
         return None
 
@@ -141,6 +144,9 @@ class Mean:
     geometry: Geometry
     include: bool
     start: float = 0.0
+
+    def prepare(self, em: Emitter, first: Expr, c0: Expr, width: int) -> None:
+        return None
 
     def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr, j: int = 0) -> None:
         return None

@@ -4,6 +4,7 @@ convolution and pooling, structure SSRS.
 Channels last (vectors run along channels)::
 
     for task in images x channel chunks x output rows:        # parallel
+      prepare the taps of the chunk, once a task              # weights of 8 bits are widened
       for block of output columns, then the odd ones:         # those at the borders with fewer taps
         for vector of channels in the chunk:
           accumulators[column] = start                        # in registers
@@ -27,6 +28,7 @@ from tvm import tirx
 from gtco.machine.target import Target
 from gtco.tensor import cost
 from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.analysis.indices import floormod
 from gtco.tensor.analysis.window import Geometry
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
@@ -46,6 +48,12 @@ class Taps(Protocol):
     @property
     def start(self) -> float:
         """The value with which the accumulators begin."""
+        ...
+
+    def prepare(self, em: Emitter, first: Expr, c0: Expr, width: int) -> None:
+        """Emits what has to be done before rows of ``width`` channels from ``c0`` on. It is done
+        already unless ``first`` holds.
+        """
         ...
 
     def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr, j: int = 0) -> Expr | None:
@@ -156,7 +164,11 @@ class WindowLoops:
         with tasks_of_rows(em, args, self.units, self.rows) as unit:
             n, chunk, y = unflatten(em, unit, (g.output[0], chunks, g.output[1]))
             start, extent = kernel_rows(em, g, y)
+            # the first row of a task, or of a chunk of channels
+            alone = self.rows == 1 or isinstance(y, int)
+            self.first = True if alone else tirx.any(floormod(unit, self.rows) == 0, y == 0)
             if g.layout == "NCHW":
+                taps.prepare(em, self.first, chunk, 1)
                 self.channel_first_row(n, chunk, y, start, extent)
                 return
             last = g.output[3] - (chunks - 1) * self.chunk
@@ -172,6 +184,7 @@ class WindowLoops:
     # channels last --------------------------------------------------------------------------------
     def row(self, n: Expr, y: Expr, start: Expr, extent: Expr, c0: Expr, width: int) -> None:
         em, g = self.em, self.g
+        self.what.prepare(em, self.first, c0, width)
         begin, end = g.interior
         everything = list(range(g.kernel[1]))
         if end - begin < self.columns:  # less than one block: every column has its own taps
