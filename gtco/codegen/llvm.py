@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from gtco.codegen import round_bfloat16, tiles
+from gtco.codegen import rolled, round_bfloat16, tiles
 from gtco.machine.isa import X86_64, Isa
 from gtco.machine.target import Target
 
@@ -18,6 +18,9 @@ from gtco.machine.target import Target
 # counter for one that never wraps, as in ``for i in range(16): y[i] = x[i & 3]``. Kernels say
 # themselves which loops are vectors, so its loop vectorizer is off.
 OPTIONS = ("-vectorize-loops=0",)
+# Level 3 writes out loops of few iterations up to 300 instructions, level 2 up to 150. Kernels say
+# themselves what has to be written out, and at level 2 they are as fast and a quarter smaller.
+LEVEL = 2
 NO_ALIAS = "tirx.noalias"  # the attribute of functions whose parameters do not share memory
 
 
@@ -41,6 +44,7 @@ def llvm_target(target: Target) -> Any:
         "mcpu": target.mcpu,
         "num-cores": target.cores,
         "cl-opt": list(OPTIONS),
+        "opt-level": LEVEL,
     }
     if isa.triple:
         fields["mtriple"] = isa.triple
@@ -75,7 +79,7 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
     """
     if target.isa.rounding in target.features:
         functions = [round_bfloat16.with_instruction(f) for f in functions]
-    functions = [tiles.bound(f, target) for f in functions]
+    functions = [rolled.bound(tiles.bound(f, target)) for f in functions]
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in alike(functions)})
     passes = [
         tirx.transform.BindTarget(llvm_target(target)),

@@ -1,5 +1,5 @@
-"""The packed weights of MatMulNBits and tables of GatherBlockQuantized, outside the message as other
-large weights are.
+"""The packed weights of MatMulNBits and tables of GatherBlockQuantized, outside the message as
+other large weights are.
 
     before: y = MatMulNBits(a, B {uint8 [n, blocks, bytes]}, scales, ...)
     after:  y = MatMulNBits(a, B' {uint8 [n, blocks, block]}, scales, ...) {unpacked=1}

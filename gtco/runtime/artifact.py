@@ -54,11 +54,15 @@ EXPORTS = (
     "gtco_metadata gtco_artifact_metadata gtco_last_error gtco_status_string gtco_abi_version"
 ).split()
 # An artifact needs only libc and libm (for GPUs also libdl, if that is not part of libc). It has no
-# executable stack, and no symbol of another library gets into it by accident.
+# executable stack, and no symbol of another library gets into it by accident. Code that nobody
+# calls is left out: TVM gives each object functions that convert float16.
 LINK_FLAGS = (
     "-shared -pthread -static-libgcc -Wl,-z,defs -Wl,-z,now -Wl,-z,noexecstack -Wl,-Bsymbolic "
-    "-Wl,--as-needed -Wl,--build-id=none -Wl,--version-script=exports.map -Wl,--strip-debug"
+    "-Wl,--as-needed -Wl,--build-id=none -Wl,--version-script=exports.map -Wl,--strip-debug "
+    "-Wl,--gc-sections"
 ).split()
+# The functions that call kernels need no tables for unwinding, since kernels have none.
+PLAN_FLAGS = ("-fno-asynchronous-unwind-tables",)
 
 
 @dataclass(frozen=True)
@@ -301,6 +305,7 @@ def _build(
         [
             compiler,
             *c_objects.COMPILE_FLAGS,
+            *PLAN_FLAGS,
             *flags,
             f"-I{CSRC}",
             *LINK_FLAGS,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tvm import relax, tirx
 
+from gtco.codegen.generalize import outline
 from gtco.codegen.llvm import NO_ALIAS, compile_functions
 from gtco.codegen.load import load
+from gtco.codegen.outlines import Outline
 from gtco.support.errors import BuildError
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
+from gtco.tensor.emit.lines import program_lines
 from gtco.tensor.relax import bridge as relax_bridge
 from gtco.tensor.stage import TensorType
 from tests.kernels import runnable, targets
@@ -107,3 +111,55 @@ def test_what_the_linker_alone_cannot_do_the_compiler_does(
     pointers = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), None)
     load([function], machine).cube(*pointers, ctypes.c_int64(0), ctypes.c_int64(1))
     assert y[0] == 1.5**3
+
+
+@pytest.mark.parametrize("name", targets())
+def test_a_rolled_loop_is_not_written_out(name: str) -> None:
+    """LLVM would make six copies of the body; the values are the same."""
+    machine, count = runnable(name), 6
+    lanes = machine.lanes
+    type_ = TensorType((count * lanes,))
+
+    def body(rolled: bool) -> Callable[[Emitter, KernelArguments], None]:
+        def emit(em: Emitter, args: KernelArguments) -> None:
+            with em.loop(count, "block", rolled=rolled) as block:
+                x = em.let(em.load_vector(args.inputs["x"], [block * lanes]))
+                y = x
+                for n in range(15):
+                    y = em.let(y * x + em.splat(float(n)))
+                em.store_vector(args.output, [block * lanes], y)
+
+        return emit
+
+    made = [kernel("k", {"x": type_}, type_, 0, lanes, body(rolled)) for rolled in (True, False)]
+    texts = [compile_functions([f], machine).inspect_source("asm") for f in made]
+    rolled, plain = (text.count("\tvfmadd") for text in texts)
+    assert rolled == 15 and plain == count * rolled
+    x = np.random.default_rng(1).uniform(-1, 1, type_.sizes).astype(np.float32)
+    results = []
+    for function in made:
+        y = np.zeros(type_.sizes, np.float32)
+        pointers = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), None)
+        load([function], machine).k(*pointers, ctypes.c_int64(0), ctypes.c_int64(1))
+        results.append(y)
+    np.testing.assert_array_equal(*results)
+    assert results[0].any()
+    lines = [[str(line) for line in program_lines(function, 1)] for function in made]
+    assert lines[0] == lines[1] and "for block in 6" in lines[0][0]
+
+
+def test_rolled_loops_of_several_sizes_are_one_kernel() -> None:
+    machine = runnable("x86-64-v3")
+
+    def made(count: int, rolled: bool = True) -> Outline:
+        type_ = TensorType((count * 8,))
+
+        def body(em: Emitter, args: KernelArguments) -> None:
+            with em.loop(count, "block", rolled=rolled) as block:
+                value = em.load_vector(args.inputs["x"], [block * 8])
+                em.store_vector(args.output, [block * 8], value * value)
+
+        return outline(kernel("k", {"x": type_}, type_, 0, machine.lanes, body))
+
+    assert made(6).key == made(7).key != made(7, rolled=False).key
+    assert made(6).numbers != made(7).numbers

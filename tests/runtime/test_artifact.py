@@ -21,11 +21,20 @@ import pytest
 
 from gtco.runtime import artifact as artifact_module
 from gtco.runtime.artifact import EXPORTS, write_artifact
+from gtco.runtime.elf_object import symbols
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.table import known_features, normalize_features
 from gtco.support.errors import BuildError, ShapeError
-from tests.runtime.test_models import KERNELS, check, example_inputs, kernels, small, small_artifact
+from tests.runtime.test_models import (
+    KERNELS,
+    check,
+    compile_kernels,
+    example_inputs,
+    kernels,
+    small,
+    small_artifact,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -50,6 +59,18 @@ def test_exports_the_interface_and_nothing_else(small: Path) -> None:
         f[7] for f in map(str.split, lines) if len(f) == 8 and f[6].isdigit() and f[3] != "SECTION"
     }
     assert defined == set(EXPORTS)
+
+
+def test_code_that_nobody_calls_is_left_out(tmp_path: Path) -> None:
+    """TVM gives each object functions that convert float16, in a section of their own."""
+    unused = """
+__attribute__((weak, section(".text.tvm.fp16.conv"))) float __extendhfsf2(short x) { return x; }
+"""
+    code = compile_kernels(KERNELS + unused, tmp_path)
+    assert "__extendhfsf2" in symbols(code)[0]
+    library = write_artifact(small_artifact(code), tmp_path / "small.so")
+    assert not {"__extendhfsf2"} & symbols(library.read_bytes())[0]
+    assert "gtco_call_ended" in symbols(library.read_bytes())[0]  # names are there
 
 
 def test_has_no_executable_stack(small: Path) -> None:

@@ -17,7 +17,7 @@ from tvm.target.codegen import llvm_get_intrinsic_name
 
 from gtco.search.learning.indices import CONDITIONS, Affine, Indices, is_integer
 from gtco.tensor.emit.arithmetic import LIBM
-from gtco.tensor.emit.emitter import lanes_of, operands
+from gtco.tensor.emit.emitter import ROLLED, lanes_of, operands
 from gtco.tensor.intrinsics.tiles import HEIGHT, LINE, PREFIX
 from gtco.tensor.space import Program
 from gtco.tensor.stage import ITEM_BYTES, Stage
@@ -279,6 +279,8 @@ class _Reading:
             return "shuffle" if "perm" in called else "convert", parts[1:]
         if name == "tirx.call_extern" and parts[0].value.startswith(PREFIX):
             self.tile(parts[0].value.removeprefix(PREFIX).partition("_")[0], parts[1:])
+            return "", []
+        if name == "tirx.call_extern" and parts[0].value == ROLLED:
             return "", []
         if name == "tirx.call_pure_extern":
             return "library" if parts[0].value in LIBM else "fma", parts[1:]

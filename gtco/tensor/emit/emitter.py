@@ -31,6 +31,7 @@ INDEX_LIMIT = 2**31
 # memory is not replaced, so a value of more nodes than this goes through an array, which LLVM
 # removes.
 MOST_NODES = 2000
+ROLLED = "gtco_rolled"  # a function that marks a loop (gtco/codegen/rolled.py)
 CALLED = "gtco.called"  # a kernel's attribute: the names of :attr:`Emitter.called`
 
 
@@ -114,9 +115,18 @@ class Emitter(Scope):
     # loops ----------------------------------------------------------------------------------------
     @contextmanager
     def loop(
-        self, extent: Expr, name: str = "i", kind: Callable[..., Any] = T.serial
+        self,
+        extent: Expr,
+        name: str = "i",
+        kind: Callable[..., Any] = T.serial,
+        rolled: bool = False,
     ) -> Iterator[Expr]:
-        """``for name in range(extent)``; a loop of one iteration disappears."""
+        """``for name in range(extent)``; a loop of one iteration disappears.
+
+        LLVM makes several copies of the body in a loop, or only copies and no loop, except if it is
+        ``rolled``: where the body is so long that nothing is gained. The variable of a rolled loop
+        indexes no registers.
+        """
         if isinstance(extent, int) and extent == 1:
             yield 0
             return
@@ -124,6 +134,9 @@ class Emitter(Scope):
             IRBuilder.name(name, var)
             if isinstance(extent, int):
                 self.bind(var, extent)
+            if rolled:
+                self.called.add(ROLLED)
+                T.evaluate(tirx.call_extern("int32", ROLLED))
             yield var
 
     @contextmanager

@@ -144,6 +144,7 @@ def test_tables_are_never_floats(tmp_path: Path) -> None:
     assert peak < 3.5 * count  # floats would be 4, beside the packed ones
     assert library.stat().st_size < 1.25 * count  # scales are 4 / 32, zero points 1 / 32
     ids = np.array([[0, -1, 5, rows - 1, -rows, 77, 5]], np.int64)
-    wanted = ReferenceEvaluator(path, new_ops=[GatherBlockQuantized]).run(None, {"ids": ids})[0]
+    evaluator = ReferenceEvaluator(str(path), new_ops=[GatherBlockQuantized])
+    wanted = evaluator.run(None, {"ids": ids})[0]
     (got,) = gtco.load(library).run({"ids": ids}).values()
     np.testing.assert_allclose(got, wanted, rtol=1e-6)

@@ -161,7 +161,7 @@ network (float[2,24,9,11] x) => (float[2,48,9,6] y)
     b = DequantizeLinear <axis = 0> (w2, s2, z2)
     i = Conv <group = 24, kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [1, 2]> (g, b)
     c = DequantizeLinear (w3, s3)
-    y = Conv <group = 12, pads = [1, 1, 1, 1]> (i, c)
+    y = Conv <group = 24, pads = [1, 1, 1, 1]> (i, c)
 }"""
 
 
@@ -180,7 +180,7 @@ def test_depthwise_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
         "w2": rng.integers(0, 256, (48, 1, 3, 3), np.uint8),
         "s2": rng.uniform(1e-3, 1e-2, 48).astype(np.float32),
         "z2": rng.integers(0, 256, 48, np.uint8),
-        "w3": rng.integers(-128, 128, (48, 4, 3, 3), np.int8),
+        "w3": rng.integers(-128, 128, (48, 2, 3, 3), np.int8),
         "s3": np.float32(0.003),
     }
     model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())

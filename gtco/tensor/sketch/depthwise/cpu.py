@@ -17,6 +17,7 @@ from math import ceil, prod
 from tvm import tirx
 
 from gtco.machine.target import Target
+from gtco.tensor import cost
 from gtco.tensor.analysis.chains import (
     Epilogue,
     anchor,
@@ -129,7 +130,9 @@ class Depthwise:
         return {name: Packing(shape, (2, 1, 0), (0, 0, 0), shape[::-1], (0, 1, 2))}
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        loops = window.WindowLoops(self.geometry, self.op.inputs[0], self.tail, config)
+        behind = cost.epilogue_vectors(self.tail, self.target.lanes)
+        rolled = behind.total > window.LONG_EPILOGUE
+        loops = window.WindowLoops(self.geometry, self.op.inputs[0], self.tail, config, rolled)
         scratch = self.scratch(config)
 
         def body(em: Emitter, args: KernelArguments) -> None:
@@ -186,7 +189,10 @@ class Widened(Products):
         flat = replace(steps, shape=(self.sketch.taps, steps.shape[-1]))
         with em.when(first):
             for begin, count, lanes in vector_runs(width, em.lanes):
-                with em.loop(count, "c") as cv, em.loop(self.sketch.taps, "tap") as tap:
+                with (
+                    em.loop(count, "c", rolled=True) as cv,
+                    em.loop(self.sketch.taps, "tap", rolled=True) as tap,
+                ):
                     at = begin + cv * lanes
                     with em.vector(lanes) as lane:
                         c = c0 + at + lane

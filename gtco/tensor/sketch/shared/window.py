@@ -39,6 +39,7 @@ from gtco.tensor.space import Config, Decision, Option
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
+LONG_EPILOGUE = 8.0  # vector instructions of an epilogue that is worth a loop over the columns
 BLOCK_COST = 8.0  # the start of a block of columns takes the time of so many vector operations
 
 
@@ -147,12 +148,16 @@ def kernel_rows(em: Emitter, g: Geometry, y: Expr) -> tuple[Expr, Expr]:
 
 
 class WindowLoops:
-    """The emitter of one config of one windowed stage."""
+    """The emitter of one config of one windowed stage. ``rolled``: the epilogues of a block of
+    columns are a loop, of windows that have no factor of their own.
+    """
 
     scratch = Scratch(())
 
-    def __init__(self, g: Geometry, source: str, tail: Epilogue, config: Config) -> None:
-        self.g, self.source, self.tail = g, source, tail
+    def __init__(
+        self, g: Geometry, source: str, tail: Epilogue, config: Config, rolled: bool = False
+    ) -> None:
+        self.g, self.source, self.tail, self.rolled = g, source, tail, rolled
         self.columns, self.chunk, self.rows = config["columns"], config["channels"], config["rows"]
         self.units = rows_count(g, self.chunk)
         self.tasks = ceil(self.units / self.rows)
@@ -251,7 +256,7 @@ class WindowLoops:
         left = em.let_index(x * g.strides[1] - g.padding[1], "left")
         top = em.let_index(y * g.strides[0] - g.padding[0], "top")
         for begin, count, lanes in vector_runs(width, em.lanes):
-            with em.loop(count, "c") as cv:
+            with em.loop(count, "c", rolled=True) as cv:
                 first = em.let_index(c0 + begin + cv * lanes, "c0")
                 acc = em.registers(columns * lanes)
                 self.clear(acc, columns, lanes)
@@ -265,12 +270,27 @@ class WindowLoops:
                         weight = partial(self.what.weight, em, kh)
                         combine = partial(self.what.combine, em)
                         mix(em, g.group, read, weight, combine, taps, serves, first, acc, lanes)
-                for o in range(columns):
-                    scale = self.what.scale(em, y, x + o)
-                    with em.vector(lanes) as lane:
-                        self.finish(
-                            n, y, x + o, first + lane, em.load(acc, [o * lanes + lane]), scale
-                        )
+                self.finish_block(n, y, x, first, acc, columns, lanes)
+
+    def finish_block(
+        self, n: Expr, y: Expr, x: Expr, first: Expr, acc: Array, columns: int, lanes: int
+    ) -> None:
+        """Emits the epilogues of the sums of neighbouring outputs."""
+        em = self.em
+        if not self.rolled or columns == 1:
+            for o in range(columns):
+                scale = self.what.scale(em, y, x + o)
+                with em.vector(lanes) as lane:
+                    total = em.load(acc, [o * lanes + lane])
+                    self.finish(n, y, x + o, first + lane, total, scale)
+            return
+        # in memory, so that a loop can count through them
+        sums = em.registers(columns * lanes)
+        for o in range(columns):
+            with em.vector(lanes) as lane:
+                em.store(sums, [o * lanes + lane], em.load(acc, [o * lanes + lane]))
+        with em.loop(columns, "column", rolled=True) as o, em.vector(lanes) as lane:
+            self.finish(n, y, x + o, first + lane, em.load(sums, [o * lanes + lane]), None)
 
     def source_value(self, n: Expr, row: Expr, left: Expr, p: int, c: Expr) -> Expr:
         """The input at a column of a block."""

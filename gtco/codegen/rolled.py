@@ -1,0 +1,30 @@
+"""Loops whose bodies LLVM does not copy (:meth:`gtco.tensor.emit.emitter.Emitter.loop`).
+
+LLVM writes out a loop of a few iterations as so many copies of its body, up to some 150
+instructions. Of other inner loops it makes up to eight copies, in a loop that is followed by one
+for the rest. TVM has no way to say that it should not. So such a loop has an empty piece of
+assembly in it, which LLVM may not duplicate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from gtco.tensor.emit.emitter import CALLED, ROLLED
+
+SOURCE = f"""\
+define internal i32 @{ROLLED}() alwaysinline {{
+  call void asm sideeffect "", ""() noduplicate
+  ret i32 0
+}}
+"""
+
+
+def bound(function: Any) -> Any:
+    """The kernel with the function that marks its rolled loops."""
+    if ROLLED not in map(str, (function.attrs or {}).get(CALLED, ())):
+        return function
+    zero = tirx.const(0, "int32")
+    return function.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", SOURCE, function.body))
