@@ -67,7 +67,7 @@ class RowsLoops:
         the pass before are long ready, so no group waits.
         """
         em = self.em
-        with em.loop(self.groups, "group") as group:
+        with em.loop(self.groups, "group", rolled=not isinstance(self.groups, int)) as group:
             if not isinstance(self.groups, int):
                 em.bind(group, self.panel // self.side)
             self.local = group * self.side

@@ -260,7 +260,7 @@ class WindowLoops:
                 first = em.let_index(c0 + begin + cv * lanes, "c0")
                 acc = em.registers(columns * lanes)
                 self.clear(acc, columns, lanes)
-                with em.loop(extent, "kh") as k:
+                with em.loop(extent, "kh", rolled=True) as k:
                     kh = em.index(start + k)
                     row = em.index(top + kh * g.dilation[0])
                     if g.group == (1, 1):
