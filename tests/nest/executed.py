@@ -212,4 +212,5 @@ def _constructs(counts: Counts) -> SimpleNamespace:
         bool=bool,
         address_of=lambda: None,
         call_llvm_intrin=lambda *arguments: None,
+        call_extern=lambda *arguments: None,
     )

@@ -59,7 +59,7 @@ class TileStore:
             with em.loop(columns, "column") as j:
                 self._prefetch(start, panel * columns + j)
         else:
-            with em.loop(height, "row", rolled=True) as i:
+            with em.loop(height, "row", rolled=not isinstance(height, int)) as i:
                 m = em.let_index(start + i, "m")
                 for j in range(0, columns, LINE):
                     self._prefetch(m, panel * columns + j)
@@ -70,7 +70,7 @@ class TileStore:
     def _rows(self, tile: Array, column: Expr, start: Expr, height: Expr, width: int) -> None:
         """Writes row by row, with vectors along n."""
         em, lanes = self.em, self.tile.lanes
-        with em.loop(height, "row", rolled=True) as i:
+        with em.loop(height, "row", rolled=not isinstance(height, int)) as i:
             m = em.let_index(start + i, "m")
             for j in range(0, width, lanes):
                 with em.vector(min(lanes, width - j)) as v:

@@ -56,7 +56,7 @@ def pack_rows(
     full = view.k % kc == 0
     breaks = run_breaks(reader.stage, view)
     assert not breaks or kc == view.k
-    with em.loop(rows, "r", rolled=True) as r:
+    with em.loop(rows, "r", rolled=not isinstance(rows, int)) as r:
         m = em.let_index(row0 + r, "m")
         if full:
             copy_run(
@@ -137,7 +137,7 @@ def _pack_conv(
     group = height * width if view.channels_first else view.channels
     groups = view.k // group
     per_block = kc // group
-    with em.loop(rows, "r", rolled=True) as r:
+    with em.loop(rows, "r", rolled=not isinstance(rows, int)) as r:
         m = em.let_index(row0 + r, "m")
         pixel = [em.let_index(p, "p") for p in view.pixel(m)]
         first = em.let_index(kb * per_block, "first")
