@@ -15,12 +15,14 @@ import pickle
 import signal
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
@@ -30,6 +32,7 @@ from gtco.machine.cores import allowed_cores
 TIMEOUT = 120.0  # seconds for one kernel
 WHOLE = 5  # times that for the one kernel of a whole model
 READ_BYTES = 1 << 20  # of a message at once
+Waiting = deque[tuple[Job | ProgramJob, bytes]]  # jobs, and these as messages
 
 
 @dataclass
@@ -111,17 +114,25 @@ class Workers:
 
     def build(self, jobs: Iterable[Job | ProgramJob]) -> Iterator[Kernel | Failure]:
         """Yields the answer of every job, as it comes."""
-        waiting = deque(jobs)
-        while waiting or any(w.job for w in self.workers):
-            busy = sum(w.job is not None for w in self.workers)
-            while len(self.workers) < min(self.count, busy + len(waiting)):
-                self.workers.append(self._start())
-            for worker in self.workers:
-                if waiting and worker.job is None:
-                    worker.job, worker.started = waiting.popleft(), self.clock()
-                    with suppress(OSError):  # a dead worker is noticed when its answer is read
-                        worker.connection.send(worker.job)
-            yield from self._collect()
+        waiting: Waiting = deque(map(message, jobs))
+        while waiting or self.busy:
+            self.hand_out(waiting)
+            yield from self.collect()
+
+    @property
+    def busy(self) -> list[_Worker]:
+        return [w for w in self.workers if w.job]
+
+    def hand_out(self, waiting: Waiting) -> None:
+        """Gives each worker that has none a job."""
+        many = len(self.busy)
+        while len(self.workers) < min(self.count, many + len(waiting)):
+            self.workers.append(self._start())
+        for worker in self.workers:
+            if waiting and worker.job is None:
+                (worker.job, text), worker.started = waiting.popleft(), self.clock()
+                with suppress(OSError):  # a dead worker is noticed when its answer is read
+                    worker.connection.send_bytes(text)
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
@@ -139,9 +150,12 @@ class Workers:
             self.forks = forks()
         return self.forks.start(theirs)
 
-    def _collect(self) -> Iterator[Kernel | Failure]:
-        busy = [w for w in self.workers if w.job]
-        ready = wait([w.connection for w in busy], timeout=1.0)
+    def collect(self, *others: socket.socket) -> Iterator[Kernel | Failure]:
+        """Waits a moment for answers, or until one of ``others`` can be read. Yields the answers
+        that are there.
+        """
+        busy = self.busy
+        ready = wait([*(w.connection for w in busy), *others], timeout=1.0)
         for worker in busy:
             assert worker.job is not None
             answer = self._answer(worker, worker.job) if worker.connection in ready else None
@@ -172,6 +186,70 @@ class Workers:
         code = worker.process.end(patience)
         self.workers.remove(worker)
         return code
+
+
+class Ahead:
+    """Jobs that the workers build while their caller does something else. A thread hands them out,
+    and nothing else may use the workers until it has ended.
+
+    Use as a context manager: it ends with the context, and what is not built by then never is.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._waiting: Waiting = deque()
+        self._order: list[str] = []
+        self._answers: dict[str, Kernel | Failure] = {}
+        self._error: BaseException | None = None
+        self._ours, self._theirs = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="gtco-workers")
+
+    def __enter__(self) -> Ahead:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ours.close()  # the thread ends, and leaves its workers busy
+        self._thread.join()
+        self._theirs.close()
+
+    def add(self, jobs: Iterable[Job | ProgramJob]) -> None:
+        """Jobs to be built after those before. No two of all may have one symbol."""
+        # made into messages here: who calls goes on to ask its stages, which remember answers
+        new = [*map(message, jobs)]
+        self._order += [job.symbol for job, _ in new]
+        self._waiting.extend(new)
+        self._say(b"+")
+
+    def answers(self) -> list[Kernel | Failure]:
+        """Waits for all answers, and gives them in the order of the jobs."""
+        self._say(b".")
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return [self._answers[symbol] for symbol in self._order]
+
+    def _say(self, word: bytes) -> None:
+        with suppress(OSError):  # the thread has ended, and why is told by its error
+            self._ours.send(word)
+
+    def _run(self) -> None:
+        workers, last = self._workers, False
+        try:
+            while self._waiting or workers.busy or not last:
+                workers.hand_out(self._waiting)
+                self._answers |= {a.symbol: a for a in workers.collect(self._theirs)}
+                if wait([self._theirs], timeout=0):
+                    said = self._theirs.recv(READ_BYTES)
+                    last = last or b"." in said
+                    if not said:
+                        return
+        except BaseException as error:
+            self._error = error
+
+
+def message(job: Job | ProgramJob) -> tuple[Job | ProgramJob, bytes]:
+    return job, bytes(ForkingPickler.dumps(job))
 
 
 def _death(code: int) -> str:

@@ -107,6 +107,16 @@ class Compilation:
                 self.options = replace(self.options, precision="bf16")
         return self.lowered
 
+    def lower_as(self, graph: Graph, other: Compilation) -> None:
+        """Takes what :meth:`lower` would give: ``graph``, which follows from the graph of
+        ``other``, the same model at another size.
+        """
+        self.lowered, self.backend = graph, other.backend
+        self.float16, self.operators, self.identity = other.float16, other.operators, other.identity
+        self.options = replace(self.options, precision=other.options.precision)
+        self.report.notes += other.report.notes
+        self.accidents |= other.accidents
+
     def partition(self, machine: Machine, records: Records | None) -> None:
         """The steps from the model to its stages."""
         lowered = self.lower(machine)

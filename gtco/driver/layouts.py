@@ -45,6 +45,25 @@ class Layouts:
                     known = self._known.setdefault(id(constants[mine.name]), set())
                     known.add(packings[canonical.name])
 
+    def add_picks(
+        self,
+        stages: Collection[Stage],
+        picks: Mapping[str, Pick],
+        constants: Mapping[str, np.ndarray],
+    ) -> None:
+        """What kernels of a variant will read that are not built yet. ``picks``: by the stage's
+        key; the layouts of a stage without one are not known.
+        """
+        found: dict[str, list[tuple[int, Packing]]] = {}
+        for stage in stages:
+            if (pick := picks.get(stage.key)) is None:
+                continue
+            if stage.key not in found:
+                found[stage.key] = [*_packings(pick)]
+            for place, packing in found[stage.key]:
+                if (name := stage.inputs[place].name) in constants:
+                    self._known.setdefault(id(constants[name]), set()).add(packing)
+
     def choose(
         self,
         policy: Policy,
@@ -74,18 +93,19 @@ class Layouts:
     def fits(self, pick: Pick, stage: Stage, constants: Mapping[str, np.ndarray]) -> bool:
         """True if the pick brings no further layout of a constant that has one."""
         return all(
-            not (known := self._known.get(id(constants.get(name)))) or packing in known
-            for name, packing in _packings(pick, stage)
+            not (known := self._known.get(id(constants.get(stage.inputs[place].name))))
+            or packing in known
+            for place, packing in _packings(pick)
         )
 
 
-def _packings(pick: Pick, stage: Stage) -> Iterator[tuple[str, Packing]]:
-    """Layouts of the stage's constants, by the stage's own names. The pick may have been made for
-    an equal stage with other names.
+def _packings(pick: Pick) -> Iterator[tuple[int, Packing]]:
+    """Layouts of the stage's constants, by their places among its inputs. The pick may have been
+    made for an equal stage with other names.
     """
-    layouts = getattr(pick.sketch, "layouts", None)  # of sketches whose layouts follow from configs
+    layouts = getattr(pick.sketch, "layouts", None)  # of sketches that pack constants
     if layouts is None:
         return
     names = [one.name for one in pick.sketch.stage.inputs]
     for name, packing in layouts(pick.config).items():
-        yield stage.inputs[names.index(name)].name, packing
+        yield names.index(name), packing

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gtco.codegen.workers import Workers
+from gtco.codegen.workers import Ahead, Workers
 from gtco.driver import parts
 from gtco.driver.checks import at_sizes, check_dump, is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier, silent
 from gtco.driver.compiled import CompileReport
+from gtco.driver.proofs import Proofs
 from gtco.driver.shared import Shared
 from gtco.driver.sharing import FEW, Sharing, check_steps, searched
 from gtco.driver.variants import Part, Ranged, assemble_variants
@@ -24,8 +25,6 @@ from gtco.runtime.artifact import build_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.ranges import Covered
 from gtco.search.records.records import Records
-from gtco.support.errors import GtcoError
-from gtco.support.nested import call_arguments
 from gtco.support.options import CompileOptions
 from gtco.support.sizes import (
     apart,
@@ -38,9 +37,6 @@ from gtco.support.sizes import (
     spread,
     stepped,
 )
-
-if TYPE_CHECKING:
-    from gtco.graph.graph import Graph
 
 OF_ALL = ("calibrate", "tune")  # phases that go over all variants
 MOST_VERIFIED = 16  # variants of a library that --verify compares
@@ -118,7 +114,7 @@ class Library:
     def _prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
         for way, after in itertools.zip_longest(self._ways, self._ways[1:]):
             try:
-                self._cut(machine, records)
+                self._prove(machine)
                 break
             except parts.Inseparable as reason:
                 assert self.range is not None
@@ -126,42 +122,59 @@ class Library:
                 if after is None:
                     raise refusal(self._given, way, reason) from None
                 self._leave_for(after)
-        if self.range is None and len(self.sizes) > FEW and isinstance(machine, Target):
+        if len(self.sizes) > FEW and isinstance(machine, Target):
             self._prepare_many(machine, records, workers)
+        elif self.range is not None:
+            kept: list[int] = []
+            for numbers in self._choices():
+                for number in numbers:
+                    self.compilations[number].partition(machine, records)
+                kept += self._kept(numbers)
+            self._keep(kept)
+            for run in self.compilations:
+                run.build(workers)
         else:
             for sizes, run in zip(self.sizes, self.compilations, strict=True):
-                if self.range is None:
-                    with at_sizes(sizes if self._several else {}):
-                        run.lower(machine)
-                    run.prepare(machine, records, workers)
-                else:
-                    run.build(workers)
+                with at_sizes(sizes if self._several else {}):
+                    run.lower(machine)
+                run.prepare(machine, records, workers)
         for run in self.compilations:
             run.report.notes[:0] = notes(self._way, self._reasons)
 
     def _prepare_many(self, machine: Target, records: Records | None, workers: Workers) -> None:
         """With many sizes: the steps from the model to the stages of each, and the kernels that
-        they share. Few of the sizes are searched in full, and these go first.
+        they share. Few of the sizes are searched in full, and these go first. Of a range's parts
+        those that are not worth their kernels are left out. While the next size is cut into stages,
+        the workers make the outlines of the kernels of those before.
         """
-        first, sharing = searched(self.sizes), Sharing()
-        rest = [number for number in range(len(self.sizes)) if number not in first]
-        own = [run.progress for run in self.compilations]
+        first, sharing = self._searched(), Sharing()
+        order = [*first, *(n for n in range(len(self.sizes)) if n not in first)]
+        own = {id(run): run.progress for run in self.compilations}
         start, many = time.perf_counter(), len(self.sizes)
         self.compilations[0].rates(machine)  # a phase of its own, if this machine was not measured
-        for done, number in enumerate((*first, *rest), 1):
-            run = self.compilations[number]
-            self._progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
-            run.progress = silent  # a line for each phase of each size would be hundreds
-            run.repeats = number not in first
-            with at_sizes(self.sizes[number]):
-                run.lower(machine)
-            run.partition(machine, records)
-            if done == len(first):
-                check_steps([len(self.compilations[n].found.stages) for n in first], many)
-            begun = time.perf_counter()
-            sharing.outline(run, workers)
-            run.report.phases.append(("fuse", time.perf_counter() - begun))
-        what = f"{len(sharing.stages)} different stages of {many} sizes"
+        choices, kept, cut = self._choices(), [], set[int]()
+        with Ahead(workers) as ahead:
+            for done, number in enumerate(order, 1):
+                run = self.compilations[number]
+                self._progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
+                run.progress = silent  # a line for each phase of each size would be hundreds
+                run.repeats = number not in first
+                with at_sizes(self.sizes[number]):
+                    run.lower(machine)
+                run.partition(machine, records)
+                if done == len(first) and self.range is None:
+                    check_steps([len(self.compilations[n].found.stages) for n in first], many)
+                begun = time.perf_counter()
+                cut.add(number)
+                for numbers in [one for one in choices if cut.issuperset(one)]:
+                    choices.remove(numbers)
+                    for one in (chosen := self._kept(numbers)):
+                        sharing.outline(self.compilations[one], ahead)
+                    kept += chosen
+                run.report.phases.append(("fuse", time.perf_counter() - begun))
+            sharing.take(ahead.answers())
+        self._keep(sorted(kept))
+        what = f"{len(sharing.stages)} different stages of {len(self.sizes)} sizes"
         self._progress("fuse", time.perf_counter() - start, what)
         run, start = self.compilations[0], time.perf_counter()
         with run.phase("generate"):
@@ -172,8 +185,47 @@ class Library:
         self._progress("generate", time.perf_counter() - start, what)
         for run in self.compilations:
             run.build(workers)
-        for run, progress in zip(self.compilations, own, strict=True):
-            run.progress = progress
+        for run in self.compilations:
+            run.progress = own[id(run)]
+
+    def _choices(self) -> list[list[int]]:
+        """The numbers of the sizes, those together of which some may be left out: with a range, its
+        parts at one choice of the other sizes.
+        """
+        if self.range is None:
+            return [[number] for number in range(len(self.sizes))]
+        return [numbers for _, numbers in apart(self.sizes, self.symbol)]
+
+    def _searched(self) -> list[int]:
+        """The numbers of the sizes whose stages are searched in full. A graph of one sample often
+        differs from those of several, so the smallest parts are looked at by themselves.
+        """
+        every = [*range(len(self.sizes))]
+        kinds = [every]
+        if self.range is not None:
+            least = min(map(self._samples, every))
+            ones = [number for number in every if self._samples(number) == least]
+            kinds = [ones, [number for number in every if number not in ones]]
+        return [
+            numbers[n]
+            for numbers in kinds
+            if numbers
+            for n in searched([self.sizes[number] for number in numbers])
+        ]
+
+    def _kept(self, numbers: Sequence[int]) -> list[int]:
+        """Those of the parts at one choice of the other sizes that the library gets; all where
+        there is no range.
+        """
+        if self.range is None:
+            return [*numbers]
+        runs = [self.compilations[number] for number in numbers]
+        prices = {
+            self._samples(number): sum(map(run.policy.predict, run.found.stages))
+            for number, run in zip(numbers, runs, strict=True)
+        }
+        chosen = parts.kept(self.range[1], prices)
+        return [number for number in numbers if self._samples(number) in chosen]
 
     def _leave_for(self, way: Dims) -> None:
         """Takes another way. A model that was lowered for the one before stays where the new one
@@ -192,66 +244,24 @@ class Library:
         for run in old.values():
             self.compilations[0].report.phases += run.report.phases
 
-    def _cut(self, machine: Machine, records: Records | None) -> None:
-        """With a range that is made in parts: the steps from the model to the stages of the parts
-        that the library gets. Raises :class:`parts.Inseparable`.
+    def _prove(self, machine: Machine) -> None:
+        """Lowers the parts of a range, and proves that the model can be run in them. Raises
+        :class:`parts.Inseparable`.
         """
         if self.range is None:
             return
-        kept: list[int] = []
-        for others, numbers in apart(self.sizes, self.symbol):
-            self._prove(others, numbers, machine)
-            for number in numbers:
-                self.compilations[number].partition(machine, records)
-            runs = [self.compilations[number] for number in numbers]
-            prices = {
-                self._samples(number): sum(map(run.policy.predict, run.found.stages))
-                for number, run in zip(numbers, runs, strict=True)
-            }
-            chosen = parts.kept(self.range[1], prices)
-            kept += [number for number in numbers if self._samples(number) in chosen]
-        self._keep(kept)
+        proofs = Proofs(self.symbol, self.range[1], machine, self._at, self.one_source)
+        proofs.ask(
+            [
+                (others, {self._samples(n): self.compilations[n] for n in numbers})
+                for others, numbers in apart(self.sizes, self.symbol)
+            ]
+        )
+        self.axes = proofs.axes
 
     def _samples(self, number: int) -> int:
         """The samples of a part."""
         return self.sizes[number][self.symbol]
-
-    def _prove(self, others: Mapping[str, int], numbers: Sequence[int], machine: Machine) -> None:
-        """Lowers the model at these parts, which have the same other sizes. Sets ``axes``. Raises
-        :class:`parts.Inseparable` if the model cannot be run in them.
-        """
-        assert self.range is not None
-        sizes = self.range[1]
-        runs = {self._samples(number): self.compilations[number] for number in numbers}
-        examples = {size: _bytes(run.example_inputs) for size, run in runs.items()}
-        more = parts.proof_sizes(sizes, sorted(runs), None if self.one_source else examples)
-        for size in more:
-            runs[size] = self._at({self.symbol: size, **others})
-            check_dump(runs[size].options.dump)
-
-        def lowered(size: int) -> Graph:
-            try:
-                return runs[size].lower(machine)
-            except GtcoError as error:
-                if size in sizes:
-                    with at_sizes({self.symbol: size, **others}):
-                        raise
-                raise parts.Inseparable(
-                    f"it does not compile for {self.symbol}={size}: {error}"
-                ) from None
-
-        two = [size for size in sorted(runs) if size > 1][:2]
-        # two sizes show most models that cannot be run in parts
-        graphs = {size: lowered(size) for size in two}
-        kinds = runs[two[0]].operators
-        parts.proven(self.symbol, graphs, kinds)
-        axes = parts.proven(self.symbol, {size: lowered(size) for size in runs}, kinds)
-        if self.axes and axes != self.axes:
-            raise parts.Inseparable(
-                f"the samples along '{self.symbol}' are on other axes of the outputs at "
-                f"{said(others)} than at {said(self.sizes[0])}"
-            )
-        self.axes = axes
 
     def _keep(self, numbers: Sequence[int]) -> None:
         """Leaves out the compilations of all other parts; what they took is still reported."""
@@ -404,12 +414,6 @@ class Library:
         for run, variant in zip(self.compilations, artifact.variants, strict=True):
             run.tell(variant.steps, artifact)
         return build_artifact(artifact, folder, self.output)
-
-
-def _bytes(example_inputs: Any) -> int:
-    """Of all tensors among the example inputs of a module."""
-    args, kwargs = call_arguments(example_inputs)
-    return sum(int(getattr(value, "nbytes", 0)) for value in (*args, *kwargs.values()))
 
 
 def _cores(options: CompileOptions) -> int:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gtco.graph.rewrites.fold_constants import fold_constants
-from gtco.graph.samples import samples_along
+from gtco.graph.samples import Samples, samples_along
 from gtco.support.errors import ShapeError
 from gtco.support.sizes import Range
 from gtco.tensor.operators import INJECTIVE, pattern
@@ -137,17 +137,16 @@ def _costs(sizes: Sequence[int], parts: Sequence[int], prices: Mapping[int, floa
 
 def proven(
     name: str, graphs: Mapping[int, Graph], kinds: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, int | None]:
-    """Where inputs and outputs have the samples (:func:`gtco.graph.samples.samples_along`), from
-    the model as it was lowered at several sizes of the dimension ``name``. ``kinds``: the model's
-    own operators by the names of their nodes. Raises :class:`Inseparable` if samples depend on each
-    other.
+) -> Samples:
+    """Where the model has its samples (:func:`gtco.graph.samples.samples_along`), from the model as
+    it was lowered at several sizes of the dimension ``name``. ``kinds``: the model's own operators
+    by the names of their nodes. Raises :class:`Inseparable` if samples depend on each other.
     """
     folded = {size: fold_constants(graph) for size, graph in graphs.items()}
     several = [size for size in sorted(graphs) if size > 1]
     one, two = several[0], several[-1]
     try:
-        axes = samples_along(folded[one], folded[two], (one, two), name, kinds)
+        found = samples_along(folded[one], folded[two], (one, two), name, kinds)
     except ShapeError as error:
         raise Inseparable(str(error)) from None
     for size, graph in folded.items():
@@ -155,7 +154,7 @@ def proven(
             raise Inseparable(
                 f"the model computes something else at {name}={size} than at {name}={two}"
             )
-    return axes
+    return found
 
 
 def _work(graph: Graph) -> list[tuple[str, object]]:

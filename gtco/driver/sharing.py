@@ -9,13 +9,13 @@ predicted to be nearly as fast as its best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from gtco.codegen.jobs import Job, Kernel, Outlined
+from gtco.codegen.jobs import Failure, Job, Kernel, Outlined
 from gtco.codegen.outlines import Outline, arguments
-from gtco.codegen.workers import Workers
+from gtco.codegen.workers import Ahead, Workers
 from gtco.driver.compilation import Compilation
 from gtco.driver.layouts import CLOSE, LOOKED_AT
 from gtco.runtime.artifact import MAX_STEPS
@@ -80,10 +80,11 @@ class Sharing:
     picks: dict[str, Pick] = field(default_factory=dict)
     outlined: dict[str, Outlined] = field(default_factory=dict)
 
-    def outline(self, run: Compilation, workers: Workers) -> None:
-        """Chooses the configs of the stages of one variant, and makes their kernels' outlines."""
+    def outline(self, run: Compilation, ahead: Ahead) -> None:
+        """Chooses the configs of the stages of one variant. Their outlines are made meanwhile."""
         new = {s.key: s for s in run.found.stages if s.key not in self.stages}
-        target = run.policy.target
+        target, shared = run.policy.target, run.shared
+        assert shared is not None
         jobs = []
         for key, stage in new.items():
             if (pick := self._choose(run, stage)) is None:
@@ -93,14 +94,14 @@ class Sharing:
             jobs.append(
                 Job(f"gtco_{key}", stage.canonical, pick.config, target, outlined=True)
             )
-        for answer in workers.build(jobs):
+        ahead.add(jobs)
+        shared.layouts.add_picks(run.found.stages, self.picks, run.graph.constants)
+
+    def take(self, answers: Iterable[Kernel | Failure]) -> None:
+        """The outlines that were made."""
+        for answer in answers:
             if isinstance(answer, Outlined):  # a failure is met again when it is built alone
                 self.outlined[answer.symbol.removeprefix("gtco_")] = answer
-        shared = run.shared
-        assert shared is not None
-        made: dict[str, Kernel] = dict(self.outlined)
-        known = [stage for stage in run.found.stages if stage.key in made]
-        shared.layouts.add(known, made, run.graph.constants)
 
     def _choose(self, run: Compilation, stage: Stage) -> Pick | None:
         policy, shared = run.policy, run.shared

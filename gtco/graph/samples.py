@@ -15,6 +15,7 @@ function that is the same for both sizes. A batch can then be computed in parts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
@@ -27,17 +28,82 @@ from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Operator, TensorType
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Where a model has its samples.
+
+    - ``axes``: the axis of each input and output that has the samples, by the tensor's name; it is
+      the outermost one. None for a tensor that is the same for all samples;
+    - ``graph``: the model at ``size`` samples;
+    - ``places``: of every tensor that an operator of this graph makes or reads.
+    """
+
+    axes: Mapping[str, int | None]
+    graph: Graph
+    size: int
+    places: Mapping[str, Place]
+
+    def at(self, size: int) -> Graph:
+        """The model at another number of samples."""
+        return self._resized(self.graph, size, self.places)
+
+    def like(self, graph: Graph, size: int) -> Graph | None:
+        """Another model at ``size`` samples, if it has the same operators as this one and its
+        samples at the same places. ``graph`` is that model at as many samples as this one: the same
+        file at other sizes of other dimensions. It may be another model nevertheless, and
+        :func:`samples_along` decides about both.
+        """
+        if len(graph.operators) != len(self.graph.operators):
+            return None
+        places: dict[str, Place] = {}
+        names = dict(zip(self.graph.inputs, graph.inputs, strict=True))
+        for op, twin in zip(self.graph.operators.values(), graph.operators.values(), strict=True):
+            if op.kind != twin.kind or len(op.inputs) != len(twin.inputs):
+                return None
+            names |= zip(op.inputs, twin.inputs, strict=True)
+            names[op.output] = twin.output
+        for mine, its in names.items():
+            place, shape = self.places.get(mine), graph.types[its].shape
+            if place is not None:
+                if place.axis >= len(shape):
+                    return None
+                factor, rest = divmod(int(shape[place.axis]), self.size)
+                if rest or (place.outer > 1 and place.inner > 1):
+                    return None
+                one, several = (1, factor) if place.outer == 1 else (factor, 1)
+                place = Along(place.axis, one, several)
+            if places.setdefault(its, place) != place:
+                return None
+        return self._resized(graph, size, places)
+
+    def _resized(self, graph: Graph, size: int, places: Mapping[str, Place]) -> Graph:
+        """The graph at another size, with the samples at these places. A constant that repeats one
+        sample does so as often as the size says.
+        """
+        made = graph.copy()
+        for name, place in places.items():
+            if place is None:
+                continue
+            shape = list(graph.types[name].sizes)
+            shape[place.axis] = place.outer * size * place.inner
+            made.types[name] = kind = TensorType(tuple(shape), graph.types[name].dtype)
+            if name in made.operators:
+                made.operators[name] = replace(made.operators[name], type=kind)
+            elif graph.is_constant(name):
+                made.constants[name] = _repeated(graph.constants[name], place, size)
+        return made
+
+
 def samples_along(
     small: Graph,
     large: Graph,
     sizes: tuple[int, int],
     name: str,
     kinds: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, int | None]:
-    """The axis of each input and output that has the samples, by the tensor's name; it is the
-    outermost one. None for a tensor that is the same for all samples. ``small`` and ``large`` are
-    one model at these two sizes (2 or more) of the dimension ``name``, as they were lowered.
-    ``kinds``: the operators of the model's file by the names of their nodes, for the error.
+) -> Samples:
+    """Where a model has its samples. ``small`` and ``large`` are one model at these two sizes (2 or
+    more) of the dimension ``name``, as they were lowered. ``kinds``: the operators of the model's
+    file by the names of their nodes, for the error.
 
     Raises :class:`ShapeError`, which names the operator, if a sample of an output depends on more
     than its own sample of the inputs, or if samples are not along the outermost axis.
@@ -70,7 +136,7 @@ def samples_along(
         place = walk.places[tensor]
         _require_outermost("output", tensor, small.types[tensor], place, name)
         found[tensor] = None if place is None else place.axis
-    return found
+    return Samples(found, small, sizes[0], {**walk.places, **walk.repeated})
 
 
 def _require_outermost(role: str, tensor: str, kind: TensorType, place: Place, name: str) -> None:
@@ -86,6 +152,7 @@ class _Walk:
     def __init__(self, small: Graph, large: Graph, sizes: tuple[int, int]) -> None:
         self.small, self.large, self.sizes = small, large, sizes
         self.places: dict[str, Place] = {}
+        self.repeated: dict[str, Along] = {}  # constants that repeat one sample
         self.names: dict[str, str] = dict(zip(small.inputs, large.inputs, strict=True))
 
     def step(self, op: Operator, twin: Operator) -> None:
@@ -139,7 +206,9 @@ class _Walk:
             one = _one_sample(a, place.axis, outer, n, inner)
             two = _one_sample(b, place.axis, outer, m, inner)
             if one is not None and two is not None and _equal(one, two):
-                return Along(place.axis, outer, inner)
+                found = Along(place.axis, outer, inner)
+                self.repeated.setdefault(source, found)  # any other way to read it is as good
+                return found
         raise Mixed("reads a constant that has other values for each sample")
 
     def _place(self, call: Call) -> Place:
@@ -176,6 +245,17 @@ def _one_sample(
     first = np.ascontiguousarray(apart[0])
     same = all(np.ascontiguousarray(one).tobytes() == first.tobytes() for one in apart[1:])
     return first if same else None
+
+
+def _repeated(array: np.ndarray, place: Along, size: int) -> np.ndarray:
+    """A constant that repeats one sample, for another number of them. Where it can be it is a view
+    without memory of its own, as what broadcasts a constant makes.
+    """
+    before, behind = array.shape[: place.axis], array.shape[place.axis + 1 :]
+    apart = array.reshape((*before, place.outer, -1, place.inner, *behind))
+    one = apart[(*[slice(None)] * (place.axis + 1), slice(0, 1))]
+    shape = (*before, place.outer, size, place.inner, *behind)
+    return np.broadcast_to(one, shape).reshape((*before, place.outer * size * place.inner, *behind))
 
 
 def _differing(a: TensorType, b: TensorType, sizes: tuple[int, int]) -> Along | str | None:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from gtco.codegen import processes
 from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.processes import early
-from gtco.codegen.workers import Workers
+from gtco.codegen.workers import Ahead, Workers
 from gtco.machine.gpu import gpu_target
 from gtco.machine.target import target
 from gtco.tensor.cuda.program import CudaProgram
@@ -161,6 +162,55 @@ def test_the_kernel_of_a_whole_model_may_take_longer(tmp_path: Path) -> None:
     with Workers(1, command=command, timeout=3.0, clock=lambda: 10.0 * begun.exists()) as workers:
         (answer,) = workers.build(jobs)
     assert isinstance(answer, Kernel)
+
+
+def test_jobs_that_are_built_ahead(tmp_path: Path) -> None:
+    """Their answers come in the order of the jobs, whichever is built first. More may be added, and
+    a process that dies takes only its own job with it.
+    """
+    body = (
+        "if job.symbol == 'a': time.sleep(0.2)\n"
+        "if job.symbol == 'c': sys.exit(3)\n" + ANSWER
+    )
+    with Workers(2, command=worker(tmp_path, body)) as workers:
+        for rest in ("", "def"):
+            with Ahead(workers) as ahead:
+                ahead.add([job(s) for s in "abc"])
+                ahead.add([job(s) for s in rest])
+                answers = ahead.answers()
+            assert [a.symbol for a in answers] == [*"abc", *rest]
+            assert [a.symbol for a in answers if isinstance(a, Failure)] == ["c"]
+        (after,) = workers.build([job("after")])
+        assert isinstance(after, Kernel)
+
+
+def test_nothing_is_ahead(tmp_path: Path) -> None:
+    with Workers(1, command=worker(tmp_path, ANSWER)) as workers, Ahead(workers) as ahead:
+        assert ahead.answers() == []
+
+
+def test_leaving_what_is_built_ahead(tmp_path: Path) -> None:
+    """The thread ends, with jobs that are waiting and one that hangs, and so do the processes."""
+    with pytest.raises(KeyboardInterrupt):
+        with Workers(2, command=worker(tmp_path, "time.sleep(600)")) as workers:
+            pids = [w.process.pid for w in workers.workers]
+            with Ahead(workers) as ahead:
+                ahead.add([job(s) for s in "abcde"])
+                raise KeyboardInterrupt
+    assert not [t for t in threading.enumerate() if t.name == "gtco-workers"]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def test_a_stage_may_change_while_its_job_waits(tmp_path: Path) -> None:
+    """A stage remembers answers about itself, and its job is a message by then."""
+    with Workers(1, command=worker(tmp_path, ANSWER)) as workers, Ahead(workers) as ahead:
+        jobs = [job(f"k{n}") for n in range(20)]
+        ahead.add(jobs)
+        for one in jobs:
+            one.stage.found["answer"] = lambda: None  # no pickle has this
+        assert all(isinstance(a, Kernel) for a in ahead.answers())
 
 
 def test_leaving_ends_the_processes(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def graph_of(shape: Callable[[int], tuple[int, ...]], body: Body, n: int) -> Gra
 
 def axis_of(shape: Callable[[int], tuple[int, ...]], body: Body) -> int | None:
     small, large = (graph_of(shape, body, n) for n in (2, 4))
-    found = samples_along(small, large, (2, 4), "batch")
+    found = samples_along(small, large, (2, 4), "batch").axes
     assert found["x"] is not None
     return found["y"]
 
@@ -309,12 +309,66 @@ def test_drawn_graphs() -> None:
             for first, n in ((0, 2), (2, 3))
         ]
         try:
-            axis = samples_along(drawing.at(2), drawing.at(3), (2, 3), "n")["y"]
+            found = samples_along(drawing.at(2), drawing.at(3), (2, 3), "n")
+            axis = found.axes["y"]
         except ShapeError as error:
             outcomes["refused, " + str(error).split()[0]] += 1
             continue
         outcomes["proven"] += 1
         assert axis is not None, drawing.steps
+        for n in (1, 2, 5):  # the graph that follows is the one that is drawn
+            assert found.at(n).check().dump() == drawing.at(n).dump(), f"seed {seed}"
         together = np.concatenate(parts, axis=axis)
         np.testing.assert_allclose(together, whole, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed}")
     assert outcomes["proven"] > 60 and outcomes["refused, operator"] > 60, outcomes
+
+
+def test_a_constant_of_each_sample_is_repeated_as_often_as_there_are_samples() -> None:
+    found = samples_along(*(graph_of(images, with_token, n) for n in (2, 4)), (2, 4), "batch")
+    for n in (1, 3, 7):
+        made, wanted = found.at(n).check(), graph_of(images, with_token, n)
+        assert made.dump() == wanted.dump()
+        x = np.random.default_rng(n).standard_normal(images(n)).astype(np.float32)
+        np.testing.assert_array_equal(made.evaluate({"x": x})["y"], wanted.evaluate({"x": x})["y"])
+
+
+def windows_of(side: int) -> tuple[Callable[[int], tuple[int, ...]], Body]:
+    """Images of so many rows, and what :func:`windows` does with their windows of four rows."""
+
+    def body(graph: Graph, n: int) -> str:
+        many = side // 4
+        x = reshape(graph, "x", n, many, 4, many, 4, 4)
+        x = reshape(
+            graph, graph.add("permute", (x,), axes=(0, 1, 3, 2, 4, 5)), n * many * many, 16, 4
+        )
+        bias = np.repeat(np.arange(16, dtype=np.float32).reshape(1, 16, 1), n * many * many, axis=0)
+        x = graph.add("softmax", (graph.add("add", (x, graph.add_constant(bias))),), axis=2)
+        x = graph.add(
+            "permute", (reshape(graph, x, n, many, many, 4, 4, 4),), axes=(0, 1, 3, 2, 4, 5)
+        )
+        return reshape(graph, x, n, side, side, 4)
+
+    return lambda n: (n, side, side, 4), body
+
+
+def test_the_graphs_of_other_sizes_follow_from_a_proof_and_one_graph() -> None:
+    """An axis has as many windows of each sample as the other sizes say."""
+    shape, body = windows_of(8)
+    known = samples_along(*(graph_of(shape, body, n) for n in (2, 4)), (2, 4), "batch")
+    shape, body = windows_of(12)
+    one = graph_of(shape, body, 2)
+    twin = known.like(one, 4)
+    assert twin is not None and twin.check().dump() == graph_of(shape, body, 4).dump()
+    found = samples_along(one, twin, (2, 4), "batch")
+    assert found.axes == known.axes
+    for n in (1, 5):
+        made, wanted = found.at(n).check(), graph_of(shape, body, n)
+        assert made.dump() == wanted.dump()
+        x = np.random.default_rng(n).standard_normal(shape(n)).astype(np.float32)
+        np.testing.assert_array_equal(made.evaluate({"x": x})["y"], wanted.evaluate({"x": x})["y"])
+
+
+def test_a_graph_of_other_operators_is_not_like_one_that_was_proven() -> None:
+    known = samples_along(*(graph_of(images, windows, n) for n in (2, 4)), (2, 4), "batch")
+    assert known.like(graph_of(images, heads_first, 2), 4) is None
+    assert known.like(graph_of(images, windows, 2), 4) is not None

@@ -129,6 +129,10 @@ class Depthwise:
         shape = (channels, inputs, taps)
         return {name: Packing(shape, (2, 1, 0), (0, 0, 0), shape[::-1], (0, 1, 2))}
 
+    def layouts(self, config: Config) -> dict[str, Packing]:
+        """Of the constant inputs, by name."""
+        return self.packing
+
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         behind = cost.epilogue_vectors(self.tail, self.target.lanes)
         rolled = behind.total > window.LONG_EPILOGUE

@@ -111,6 +111,10 @@ class Dot:
         layers = (block, Layer(1, (), (), shape.tasks))
         return Workload("fma", units, layers, v.flops, beside=beside)
 
+    def layouts(self, config: Config) -> Mapping[str, Packing]:
+        """Of the constant inputs, by name."""
+        return self.packings
+
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = DotLoops(self, config)
         tasks, scratch = loops.shape.tasks, loops.scratch
