@@ -117,15 +117,7 @@ def main(options: argparse.Namespace) -> int:
         of_range = None
     alone = len(every) == 1 and not of_range
     if options.json:
-        whole = (
-            every[0].to_json()
-            if alone
-            else {
-                **({"range": of_range} if of_range else {}),
-                "variants": {sizes: seen.to_json() for sizes, seen in found.items()},
-            }
-        )
-        print(json.dumps(whole, indent=1, default=str))
+        print(json.dumps(whole_json(found, of_range, alone, options.all), indent=1, default=str))
     elif alone:
         sizes = next(iter(found))
         show(f"{title} ({sizes})" if sizes else title, every[0], options.all)
@@ -134,6 +126,24 @@ def main(options: argparse.Namespace) -> int:
     if options.loops and not options.json:
         show_loops(every)
     return 0
+
+
+def whole_json(
+    found: Mapping[str, Inspection], of_range: Any, alone: bool, every: bool
+) -> dict[str, Any]:
+    """What is printed with ``--json``. Of many variants it has those that are measured: 256 would
+    be 20 MB.
+    """
+    if alone:
+        return next(iter(found.values())).to_json()
+    shown = looked_at([seen.details.get("sizes", {}) for seen in found.values()], every)
+    return {
+        **({"range": of_range} if of_range else {}),
+        "variants": {
+            sizes: seen.to_json() for n, (sizes, seen) in enumerate(found.items()) if n in shown
+        },
+        "variants_left_out": [sizes for n, sizes in enumerate(found) if n not in shown],
+    }
 
 
 def show_loops(found: Sequence[Inspection]) -> None:

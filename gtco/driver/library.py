@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gtco.codegen.workers import Ahead, Workers
+from gtco.codegen.workers import Workers
 from gtco.driver import parts
 from gtco.driver.checks import at_sizes, check_dump, is_onnx, is_program
-from gtco.driver.compilation import Compilation, Progress, identifier, silent
+from gtco.driver.compilation import Compilation, Progress, identifier
 from gtco.driver.compiled import CompileReport
+from gtco.driver.many import FEW, Many
 from gtco.driver.proofs import Proofs
 from gtco.driver.shared import Shared
-from gtco.driver.sharing import FEW, Sharing, check_steps, searched
 from gtco.driver.variants import Part, Ranged, assemble_variants
 from gtco.driver.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
@@ -126,7 +125,7 @@ class Library:
             self._prepare_many(machine, records, workers)
         elif self.range is not None:
             kept: list[int] = []
-            for numbers in self._choices():
+            for _, numbers in apart(self.sizes, self.symbol):
                 for number in numbers:
                     self.compilations[number].partition(machine, records)
                 kept += self._kept(numbers)
@@ -142,83 +141,16 @@ class Library:
             run.report.notes[:0] = notes(self._way, self._reasons)
 
     def _prepare_many(self, machine: Target, records: Records | None, workers: Workers) -> None:
-        """With many sizes: the steps from the model to the stages of each, and the kernels that
-        they share. Few of the sizes are searched in full, and these go first. Of a range's parts
-        those that are not worth their kernels are left out. While the next size is cut into stages,
-        the workers make the outlines of the kernels of those before.
-        """
-        first, sharing = self._searched(), Sharing()
-        order = [*first, *(n for n in range(len(self.sizes)) if n not in first)]
-        own = {id(run): run.progress for run in self.compilations}
-        start, many = time.perf_counter(), len(self.sizes)
-        self.compilations[0].rates(machine)  # a phase of its own, if this machine was not measured
-        choices, kept, cut = self._choices(), [], set[int]()
-        with Ahead(workers) as ahead:
-            for done, number in enumerate(order, 1):
-                run = self.compilations[number]
-                self._progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
-                run.progress = silent  # a line for each phase of each size would be hundreds
-                run.repeats = number not in first
-                with at_sizes(self.sizes[number]):
-                    run.lower(machine)
-                run.partition(machine, records)
-                if done == len(first) and self.range is None:
-                    check_steps([len(self.compilations[n].found.stages) for n in first], many)
-                begun = time.perf_counter()
-                cut.add(number)
-                for numbers in [one for one in choices if cut.issuperset(one)]:
-                    choices.remove(numbers)
-                    for one in (chosen := self._kept(numbers)):
-                        sharing.outline(self.compilations[one], ahead)
-                    kept += chosen
-                run.report.phases.append(("fuse", time.perf_counter() - begun))
-            sharing.take(ahead.answers())
-        self._keep(sorted(kept))
-        what = f"{len(sharing.stages)} different stages of {len(self.sizes)} sizes"
-        self._progress("fuse", time.perf_counter() - start, what)
-        run, start = self.compilations[0], time.perf_counter()
-        with run.phase("generate"):
-            made = sharing.compile(
-                run, workers, lambda text: self._progress("generate", None, text)
-            )
-        what = f"{made} kernels of {len(sharing.stages)} stages"
-        self._progress("generate", time.perf_counter() - start, what)
-        for run in self.compilations:
-            run.build(workers)
-        for run in self.compilations:
-            run.progress = own[id(run)]
-
-    def _choices(self) -> list[list[int]]:
-        """The numbers of the sizes, those together of which some may be left out: with a range, its
-        parts at one choice of the other sizes.
-        """
-        if self.range is None:
-            return [[number] for number in range(len(self.sizes))]
-        return [numbers for _, numbers in apart(self.sizes, self.symbol)]
-
-    def _searched(self) -> list[int]:
-        """The numbers of the sizes whose stages are searched in full. A graph of one sample often
-        differs from those of several, so the smallest parts are looked at by themselves.
-        """
-        every = [*range(len(self.sizes))]
-        kinds = [every]
-        if self.range is not None:
-            least = min(map(self._samples, every))
-            ones = [number for number in every if self._samples(number) == least]
-            kinds = [ones, [number for number in every if number not in ones]]
-        return [
-            numbers[n]
-            for numbers in kinds
-            if numbers
-            for n in searched([self.sizes[number] for number in numbers])
-        ]
+        """With many sizes: the steps from the model to the kernels, many of which sizes share."""
+        symbol = self.symbol if self.range else ""
+        many = Many(self.sizes, self.compilations, symbol, self._kept, self._progress)
+        kept = many.cut(machine, records, workers)
+        self._keep(kept)
+        many.generate(self.compilations, workers)
 
     def _kept(self, numbers: Sequence[int]) -> list[int]:
-        """Those of the parts at one choice of the other sizes that the library gets; all where
-        there is no range.
-        """
-        if self.range is None:
-            return [*numbers]
+        """Those of the parts at one choice of the other sizes that the library gets."""
+        assert self.range is not None
         runs = [self.compilations[number] for number in numbers]
         prices = {
             self._samples(number): sum(map(run.policy.predict, run.found.stages))

@@ -67,9 +67,7 @@ class Proofs:
     def _prove(self, others: Sizes, parted: Mapping[int, Compilation]) -> None:
         """The proof from the model at several sizes."""
         examples = {size: _bytes(run.example_inputs) for size, run in parted.items()}
-        more = parts.proof_sizes(
-            self.sizes, sorted(parted), None if self.one_source else examples
-        )
+        more = parts.proof_sizes(self.sizes, sorted(parted), None if self.one_source else examples)
         runs = dict(parted)
         for size in more:
             runs[size] = self.at({self.symbol: size, **others})
@@ -106,9 +104,7 @@ class Proofs:
         if _narrow(graph) or (twin := known.like(graph, last)) is None:
             return False
         try:
-            found = samples_along(
-                graph, twin, (known.size, last), self.symbol, source.operators
-            )
+            found = samples_along(graph, twin, (known.size, last), self.symbol, source.operators)
         except ShapeError:
             return False
         self._agree(found, others)

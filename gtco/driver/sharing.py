@@ -9,48 +9,18 @@ predicted to be nearly as fast as its best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from gtco.codegen.jobs import Failure, Job, Kernel, Outlined
 from gtco.codegen.outlines import Outline, arguments
 from gtco.codegen.workers import Ahead, Workers
 from gtco.driver.compilation import Compilation
 from gtco.driver.layouts import CLOSE, LOOKED_AT
-from gtco.runtime.artifact import MAX_STEPS
-from gtco.support.errors import OptionError
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 
-FEW = 4  # variants of a library whose stages and kernels are made for each by itself
-GROWTH = 4.0  # from one size that is searched in full to the next, by the product of its dimensions
 CHUNKS = "chunks"  # decisions whose names begin so are numbers of a kernel
-
-
-def searched(sizes: Sequence[Mapping[str, int]]) -> list[int]:
-    """The numbers of the sizes whose stages are searched in full: the smallest, the largest, and
-    some between, the smallest first.
-    """
-    order = sorted(range(len(sizes)), key=lambda n: (prod(sizes[n].values()), n))
-    found = [order[0]]
-    for number in order:
-        if prod(sizes[number].values()) >= GROWTH * prod(sizes[found[-1]].values()):
-            found.append(number)
-    return found if found[-1] == order[-1] else [*found, order[-1]]
-
-
-def check_steps(known: Sequence[int], many: int) -> None:
-    """Raises :class:`OptionError` if a library of so many sizes would have more steps than there is
-    room for. ``known``: those of the sizes that were searched; others have about as many.
-    """
-    least = min(known)
-    if sum(known) + least * (many - len(known)) > MAX_STEPS:
-        raise OptionError(
-            f"dims asks for {many} sizes, and the model has {least} steps or more at each of them, "
-            f"but one library has at most {MAX_STEPS:,} steps: give {MAX_STEPS // least} sizes or "
-            "fewer, such as every second one, or make two libraries"
-        )
 
 
 def kind_of(stage: Stage) -> tuple[object, ...]:
@@ -91,9 +61,7 @@ class Sharing:
                 continue  # what becomes of it is a question for generate
             self.stages[key], self.picks[key] = stage, pick
             self.forms.setdefault(kind_of(stage), set()).add(form_of(pick.config))
-            jobs.append(
-                Job(f"gtco_{key}", stage.canonical, pick.config, target, outlined=True)
-            )
+            jobs.append(Job(f"gtco_{key}", stage.canonical, pick.config, target, outlined=True))
         ahead.add(jobs)
         shared.layouts.add_picks(run.found.stages, self.picks, run.graph.constants)
 

@@ -19,9 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco.cli import inspect_command, main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver import library
+from gtco.driver import library, many
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.sharing import Sharing, check_steps, searched
+from gtco.driver.many import check_steps, searched
+from gtco.driver.sharing import Sharing
 from gtco.report import gather
 from gtco.runtime.table import CSRC
 from gtco.support.errors import GtcoError, OptionError
@@ -179,9 +180,14 @@ def test_reports_name_some_of_many(
     assert shown.count("height=") == 5 + 1  # and the option that shows one
     assert main(["inspect", "--no-profile", "--all", str(compiled.path)]) == 0
     assert capsys.readouterr().out.count("height=") == 12 + 1
-    assert main(["inspect", "--no-profile", "--json", str(compiled.path)]) == 0
-    (*_, last) = json.loads(capsys.readouterr().out)["variants"].values()
-    assert {*last["metadata"]["loops"]} <= {stage["kernel"] for stage in last["stages"]}
+    every = [f"height={h}, width={w}" for h, w in product(HEIGHTS, WIDTHS)]
+    for options, shown in (([], 5), (["--all"], 12)):
+        assert main(["inspect", "--no-profile", "--json", *options, str(compiled.path)]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert len(found["variants"]) == shown
+        assert sorted([*found["variants"], *found["variants_left_out"]]) == sorted(every)
+        (*_, last) = found["variants"].values()
+        assert {*last["metadata"]["loops"]} <= {stage["kernel"] for stage in last["stages"]}
 
 
 def test_few_sizes_have_kernels_of_their_own() -> None:
@@ -253,7 +259,7 @@ def test_the_time_of_outlines_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     now = time.perf_counter
     monkeypatch.setattr(Sharing, "outline", slow)
-    monkeypatch.setattr(library.time, "perf_counter", lambda: now() + clock[0])
+    monkeypatch.setattr(many.time, "perf_counter", lambda: now() + clock[0])
     dims = {"height": HEIGHTS[:1], "width": [5, 6, 7, 8, 9]}
     with compile_model(text(), dims=dims, threads=2, tune="off", simplify=False) as model:
         assert sum(seconds for name, seconds in model.report.phases if name == "fuse") > 5000.0

@@ -1,0 +1,140 @@
+"""The sizes of a library of many, from the model to the kernels: which are searched in full, in
+which order, and what goes on at the same time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from gtco.codegen.workers import Ahead, Workers
+from gtco.driver.checks import at_sizes
+from gtco.driver.compilation import Compilation, Progress, silent
+from gtco.driver.sharing import Sharing
+from gtco.machine.target import Target
+from gtco.runtime.artifact import MAX_STEPS
+from gtco.search.records.records import Records
+from gtco.support.errors import OptionError
+from gtco.support.sizes import apart, said
+
+FEW = 4  # variants of a library whose stages and kernels are made for each by itself
+GROWTH = 4.0  # from one size that is searched in full to the next, by the product of its dimensions
+
+
+def searched(sizes: Sequence[Mapping[str, int]]) -> list[int]:
+    """The numbers of the sizes whose stages are searched in full: the smallest, the largest, and
+    some between, the smallest first.
+    """
+    order = sorted(range(len(sizes)), key=lambda n: (prod(sizes[n].values()), n))
+    found = [order[0]]
+    for number in order:
+        if prod(sizes[number].values()) >= GROWTH * prod(sizes[found[-1]].values()):
+            found.append(number)
+    return found if found[-1] == order[-1] else [*found, order[-1]]
+
+
+def check_steps(known: Sequence[int], many: int) -> None:
+    """Raises :class:`OptionError` if a library of so many sizes would have more steps than there is
+    room for. ``known``: those of the sizes that were searched; others have about as many.
+    """
+    least = min(known)
+    if sum(known) + least * (many - len(known)) > MAX_STEPS:
+        raise OptionError(
+            f"dims asks for {many} sizes, and the model has {least} steps or more at each of them, "
+            f"but one library has at most {MAX_STEPS:,} steps: give {MAX_STEPS // least} sizes or "
+            "fewer, such as every second one, or make two libraries"
+        )
+
+
+class Many:
+    """The compilations of all sizes. ``symbol``: of a range whose parts are among them, or "";
+    ``kept`` says then which of the parts at one choice of the other sizes the library gets.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[Mapping[str, int]],
+        runs: Sequence[Compilation],
+        symbol: str,
+        kept: Callable[[Sequence[int]], list[int]],
+        progress: Progress,
+    ) -> None:
+        self.sizes, self.runs, self.symbol = sizes, runs, symbol
+        self.kept, self.progress = kept, progress
+        self.sharing = Sharing()
+
+    def cut(self, machine: Target, records: Records | None, workers: Workers) -> list[int]:
+        """The steps from the model to the stages of each size, and the outlines of their kernels,
+        which the workers make while the next size is cut. Gives the numbers of the sizes that the
+        library gets.
+        """
+        first, many = self._searched(), len(self.sizes)
+        order = [*first, *(n for n in range(many) if n not in first)]
+        start = time.perf_counter()
+        self.runs[0].rates(machine)  # a phase of its own, if this machine was not measured
+        left, kept, cut = self._choices(), list[int](), set[int]()
+        with Ahead(workers) as ahead:
+            for done, number in enumerate(order, 1):
+                self.progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
+                run = self.runs[number]
+                own, run.progress = run.progress, silent  # else hundreds of lines
+                run.repeats = number not in first
+                with at_sizes(self.sizes[number]):
+                    run.lower(machine)
+                run.partition(machine, records)
+                run.progress = own
+                if done == len(first) and not self.symbol:
+                    check_steps([len(self.runs[n].found.stages) for n in first], many)
+                begun = time.perf_counter()
+                cut.add(number)
+                for numbers in [one for one in left if cut.issuperset(one)]:
+                    left.remove(numbers)
+                    for one in (chosen := self.kept(numbers) if self.symbol else numbers):
+                        self.sharing.outline(self.runs[one], ahead)
+                    kept += chosen
+                run.report.phases.append(("fuse", time.perf_counter() - begun))
+            self.sharing.take(ahead.answers())
+        what = f"{len(self.sharing.stages)} different stages of {len(kept)} sizes"
+        self.progress("fuse", time.perf_counter() - start, what)
+        return sorted(kept)
+
+    def generate(self, runs: Sequence[Compilation], workers: Workers) -> None:
+        """The kernels of the sizes that the library gets."""
+        start, own = time.perf_counter(), [run.progress for run in runs]
+        for run in runs:
+            run.progress = silent
+        with runs[0].phase("generate"):
+            made = self.sharing.compile(
+                runs[0], workers, lambda text: self.progress("generate", None, text)
+            )
+        what = f"{made} kernels of {len(self.sharing.stages)} stages"
+        self.progress("generate", time.perf_counter() - start, what)
+        for run, progress in zip(runs, own, strict=True):
+            run.build(workers)
+            run.progress = progress
+
+    def _choices(self) -> list[list[int]]:
+        """The numbers of the sizes, those together of which some may be left out: with a range, its
+        parts at one choice of the other sizes.
+        """
+        if not self.symbol:
+            return [[number] for number in range(len(self.sizes))]
+        return [numbers for _, numbers in apart(self.sizes, self.symbol)]
+
+    def _searched(self) -> list[int]:
+        """The numbers of the sizes whose stages are searched in full. A graph of one sample often
+        differs from those of several, so the smallest parts are looked at by themselves.
+        """
+        every = [*range(len(self.sizes))]
+        kinds = [every]
+        if self.symbol:
+            least = min(one[self.symbol] for one in self.sizes)
+            ones = [number for number in every if self.sizes[number][self.symbol] == least]
+            kinds = [ones, [number for number in every if number not in ones]]
+        return [
+            numbers[n]
+            for numbers in kinds
+            if numbers
+            for n in searched([self.sizes[number] for number in numbers])
+        ]
