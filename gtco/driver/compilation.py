@@ -89,7 +89,7 @@ class Compilation:
         self.generated: Generated
         self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
         self.launching: Launching | None = None  # of a model for GPUs
-        self.repeats = False  # may it have the stages of another size?
+        self.repeats = False  # may it have stages and configs as another size has?
 
     def lower(self, machine: Machine) -> Graph:
         """The step from the model to its graph, before any rewrite."""
@@ -363,11 +363,22 @@ class Compilation:
         """Graph -> stages, and the graph in which movement is copied where that pays."""
         from gtco.driver.fusing import fused
 
-        known = self.shared.partitions if self.shared is not None else None
-        graph, result, new = fused(whole, policy, known, self.repeats)
+        known, repeats = None, None
+        if (shared := self.shared) is not None:
+            known = shared.partitions
+            repeats = partial(shared.forms.predict, policy) if self.repeats else None
+        graph, result, new = fused(whole, policy, known, repeats)
         self.report.notes += result.notes if new else []
         self.dump("5-stages.txt", result.text())
         return graph, result
+
+    def predicted(self) -> float:
+        """Seconds of the stages that it was cut into."""
+        policy = self.policy
+        return sum(
+            policy.predict(s) if policy.measured else c
+            for s, c in zip(self.found.stages, self.found.costs, strict=True)
+        )
 
     def generate(
         self,

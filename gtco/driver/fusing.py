@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gtco.graph.fusion.dpof import Cost
 from gtco.graph.fusion.repeat import Skeleton, cheapest, skeleton
 from gtco.graph.fusion.stages import CLOSE, Partition, fuse
 from gtco.graph.graph import Graph
@@ -12,7 +13,7 @@ Known = dict[Skeleton, list[Partition]]
 
 
 def fused(
-    whole: Graph, policy: RecordedPolicy, known: Known | None, repeats: bool
+    whole: Graph, policy: RecordedPolicy, known: Known | None, repeats: Cost | None
 ) -> tuple[Graph, Partition, bool]:
     """Graph -> stages at the least predicted cost, or the stages that the last finished tuning
     ended with, if records know them. Gives also the graph, in which movement is copied where that
@@ -20,12 +21,12 @@ def fused(
 
     - ``known``: the partitions of other sizes by the graph without its sizes; one that is searched
       is added. None where there are no other sizes;
-    - ``repeats``: may the graph take the cheapest of these instead of a search?
+    - ``repeats``: by this price the graph may take the cheapest of these instead of a search.
     """
     base, ends = policy.policy, policy.ends(whole.key)
-    if repeats and known is not None and not ends:
+    if repeats is not None and known is not None and not ends:
         others = known.get(skeleton(whole), ())
-        if (found := cheapest(whole, others, base.predict)) is not None:
+        if (found := cheapest(whole, others, repeats)) is not None:
             return *found, False
     try:
         graph, result = fuse(whole, base.predict, base.floor, base.possible)

@@ -153,7 +153,7 @@ class Library:
         assert self.range is not None
         runs = [self.compilations[number] for number in numbers]
         prices = {
-            self._samples(number): sum(map(run.policy.predict, run.found.stages))
+            self._samples(number): run.predicted()
             for number, run in zip(numbers, runs, strict=True)
         }
         chosen = parts.kept(self.range[1], prices)

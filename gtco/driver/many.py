@@ -84,6 +84,8 @@ class Many:
                     run.lower(machine)
                 run.partition(machine, records)
                 run.progress = own
+                if not run.repeats:
+                    self._learn(run)
                 if done == len(first) and not self.symbol:
                     check_steps([len(self.runs[n].found.stages) for n in first], many)
                 begun = time.perf_counter()
@@ -113,6 +115,12 @@ class Many:
         for run, progress in zip(runs, own, strict=True):
             run.build(workers)
             run.progress = progress
+
+    def _learn(self, run: Compilation) -> None:
+        """The configs of a size that was searched are tried first at others."""
+        assert run.shared is not None
+        for stage in {stage.key: stage for stage in run.found.stages}.values():
+            run.shared.forms.learn(run.policy, stage)
 
     def _choices(self) -> list[list[int]]:
         """The numbers of the sizes, those together of which some may be left out: with a range, its

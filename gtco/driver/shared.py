@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtco.driver.forms import Forms
 from gtco.driver.layouts import Layouts
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Shared:
     - the model as it was read (:meth:`read`);
     - constants with equal contents as one array (:meth:`unite`);
     - ``layouts``: those in which constants are kept so far;
+    - ``forms``: the configs of each kind of stage so far, where there are many sizes;
     - ``picks``: the choices for ``kernels`` that several sizes have together
       (:mod:`gtco.driver.sharing`), by the stage's key;
     - ``partitions``: those that were searched, by the graph without its sizes.
@@ -35,6 +37,7 @@ class Shared:
         self.kernels: dict[str, tuple[Config, Kernel]] = {}
         self.policy: Policy | None = None
         self.layouts = Layouts()
+        self.forms = Forms()
         self.picks: dict[str, Pick] = {}
         self.partitions: dict[Skeleton, list[Partition]] = {}
         self._source: Any = None
@@ -63,6 +66,7 @@ class Shared:
         self.kernels.clear()
         self.policy = None
         self.layouts = Layouts()
+        self.forms = Forms()
         self.picks.clear()
         self.partitions.clear()
         self._source = None

@@ -16,37 +16,19 @@ from gtco.codegen.jobs import Failure, Job, Kernel, Outlined
 from gtco.codegen.outlines import Outline, arguments
 from gtco.codegen.workers import Ahead, Workers
 from gtco.driver.compilation import Compilation
+from gtco.driver.forms import form_of
 from gtco.driver.layouts import CLOSE, LOOKED_AT
-from gtco.tensor.space import Config, Pick
+from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
-
-CHUNKS = "chunks"  # decisions whose names begin so are numbers of a kernel
-
-
-def kind_of(stage: Stage) -> tuple[object, ...]:
-    """The stage without its sizes, but with those of its constants."""
-    canonical = stage.canonical
-    inputs = tuple(
-        (i.type.dtype, i.constant, i.type.shape if i.constant else len(i.type.shape))
-        for i in canonical.inputs
-    )
-    return inputs, tuple((op.kind, op.inputs, op.type.dtype) for op in canonical.operators)
-
-
-def form_of(config: Config) -> Config:
-    """The config without decisions that are numbers of its kernel."""
-    return Config(config.sketch, tuple(c for c in config.choices if not c[0].startswith(CHUNKS)))
 
 
 @dataclass
 class Sharing:
-    """The kernels of a library of many sizes, while they are chosen and compiled.
-
-    ``forms``: the configs of each kind of stage so far, by :func:`kind_of` and :func:`form_of`.
+    """The kernels of a library of many sizes, while they are chosen and compiled; all by the
+    stage's key.
     """
 
-    forms: dict[tuple[object, ...], set[Config]] = field(default_factory=dict)
-    stages: dict[str, Stage] = field(default_factory=dict)  # by key, as the others
+    stages: dict[str, Stage] = field(default_factory=dict)
     picks: dict[str, Pick] = field(default_factory=dict)
     outlined: dict[str, Outlined] = field(default_factory=dict)
 
@@ -60,7 +42,7 @@ class Sharing:
             if (pick := self._choose(run, stage)) is None:
                 continue  # what becomes of it is a question for generate
             self.stages[key], self.picks[key] = stage, pick
-            self.forms.setdefault(kind_of(stage), set()).add(form_of(pick.config))
+            shared.forms.add(stage, pick.config)
             jobs.append(Job(f"gtco_{key}", stage.canonical, pick.config, target, outlined=True))
         ahead.add(jobs)
         shared.layouts.add_picks(run.found.stages, self.picks, run.graph.constants)
@@ -75,8 +57,11 @@ class Sharing:
         policy, shared = run.policy, run.shared
         assert shared is not None
         constants = run.graph.constants
+        if run.repeats and (near := shared.forms.near(policy, stage)):
+            close = (pick for pick in near if pick.seconds <= CLOSE * near[0].seconds)
+            return next((p for p in close if shared.layouts.fits(p, stage, constants)), near[0])
         best = shared.layouts.choose(policy, {}, constants, stage)
-        known = self.forms.get(kind_of(stage), set())
+        known = shared.forms.of(stage)
         if best is None or not known or form_of(best.config) in known:
             return best
         first = policy.choose(stage)

@@ -12,10 +12,11 @@ working set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -26,8 +27,9 @@ from gtco.search.pricing import CERTAIN, PricingPolicy, products
 from gtco.tensor.analysis.filtering import least_products
 from gtco.tensor.intrinsics.table import kinds, micro_kernels, operand_of
 from gtco.tensor.nest.traffic import LINE
-from gtco.tensor.space import Config, Decision, Option, Sketch
-from gtco.tensor.stage import Operator, TensorType
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Config, Decision, Option, Pick, Sketch
+from gtco.tensor.stage import Operator, Stage, TensorType
 from gtco.tensor.workload import Stream, Workload
 
 T = TypeVar("T", float, np.ndarray)
@@ -35,6 +37,8 @@ T = TypeVar("T", float, np.ndarray)
 TILES_KEPT = 6  # micro-kernels that go on to the levels above
 USABLE = 0.5  # share of a cache that one working set may count on, beside what streams through
 UNEVEN = 0.02  # threads end a step apart by this share of a task, since cores are never quite alike
+NEARLY = 0.97  # of the rate of the fastest micro-kernel, where another stage's is taken over
+CUTS = ("parallel", "grain", "block")  # roles of decisions that follow from the sizes
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
 
 
@@ -150,16 +154,63 @@ class AnalyticPolicy(PricingPolicy):
         """
         yield from self._extend(sketch, {}, 16 * self.target.cores)
 
-    def _extend(self, sketch: Sketch, chosen: dict[str, Option], tasks: int) -> Iterator[Config]:
-        """The candidates that begin with ``chosen`` and have at most ``tasks`` tasks."""
+    def _extend(
+        self,
+        sketch: Sketch,
+        chosen: dict[str, Option],
+        tasks: int,
+        like: Mapping[str, Option] = MappingProxyType({}),
+    ) -> Iterator[Config]:
+        """The candidates that begin with ``chosen`` and have at most ``tasks`` tasks. Those that
+        are ``like`` a config decide as it does all but the cut into tasks and blocks.
+        """
         decision = sketch.next_decision(chosen)
         if decision is None:
             yield Config(sketch.name, tuple(chosen.items()))
             return
         parallel = decision.role == "parallel"
-        for option in self._worthwhile(decision, tasks):
+        if decision.name in like and decision.role not in CUTS:
+            options = self._same(decision, like[decision.name])
+        else:
+            options = self._worthwhile(decision, tasks)
+        for option in options:
             left = tasks // int(option) if parallel else tasks
-            yield from self._extend(sketch, {**chosen, decision.name: option}, left)
+            yield from self._extend(sketch, {**chosen, decision.name: option}, left, like)
+
+    def nearby(
+        self, stage: Stage, known: Collection[Config], rivals: Collection[str]
+    ) -> list[Pick]:
+        """Picks of a stage by the configs of others that are the same but for their sizes, the
+        least predicted time first. They are like a known config, or of the sketches ``rivals``, of
+        which none is known. Empty where none of a sketch can be had, or where another micro-kernel
+        promises clearly more: then :meth:`choose` has to look, which takes several times as long.
+        """
+        found: dict[Config, Pick] = {}
+        for sketch in space_of(stage, self.target).sketches:
+            like = [one.by_name for one in known if one.sketch == sketch.name]
+            if not like and sketch.name in rivals:
+                found |= {pick.config: pick for pick in self.picks(sketch)}
+                continue
+            tasks, before = 16 * self.target.cores, len(found)
+            for one in like:
+                for config in self._extend(sketch, {}, tasks, one):
+                    if config not in found:
+                        found[config] = Pick(sketch, config, self.price(sketch, config))
+            if like and len(found) == before:
+                return []
+        return sorted(found.values(), key=lambda pick: pick.seconds)
+
+    def _same(self, decision: Decision, option: Option) -> tuple[Option, ...]:
+        """The option alone, or none if the decision lacks it, or if it is a micro-kernel that
+        multiplies clearly slower at these sizes than another.
+        """
+        if option not in decision.options:
+            return ()
+        if decision.role == "micro-kernel":
+            rates = [self.rates.rate(kernel) * useful for kernel, useful in decision.kernels]
+            if NEARLY * max(rates) > rates[decision.options.index(option)]:
+                return ()
+        return (option,)
 
     def _worthwhile(self, decision: Decision, tasks: int) -> tuple[Option, ...]:
         """The options that can be the best by this policy's own model."""

@@ -71,10 +71,14 @@ class PricingPolicy(ABC):
         """The best sketch and config, or None if no rule matches the stage. ``without`` names
         sketches that are not allowed.
         """
+        return next((c for c in self.standings(stage) if c.sketch.name not in without), None)
+
+    def standings(self, stage: Stage) -> tuple[Pick, ...]:
+        """The best pick of each sketch, by predicted time."""
         key = stage.key
         if key not in self._stages:
             self._stages[key] = tuple(self._of_sketches(stage, self.picks))
-        return next((c for c in self._stages[key] if c.sketch.name not in without), None)
+        return self._stages[key]
 
     def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
         """The ``n`` picks of least predicted time over all sketches, best first."""
