@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gtco.graph.graph import Graph
 from gtco.graph.layout import channels_last
-from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
+from gtco.graph.rewrites.pipeline import PIPELINE, Passes, Rewrite, canonicalize
 from gtco.graph.rewrites.quantized.integer_products import integer_products
 from gtco.graph.rewrites.quantized.one_signedness import one_signedness
 from gtco.graph.rewrites.quantized.padded_channels import padded_channels
@@ -28,12 +28,14 @@ def canonical(
     narrow: str,
     failed: Callable[[InternalError], None],
     dump: Callable[[str, str], None],
+    passes: Passes | None = None,
 ) -> Graph:
     """The graph as it was lowered -> the canonical graph, channels last.
 
     - ``narrow``: the number format of products on a GPU;
     - ``failed``: is told of a rewrite that failed, and may raise;
-    - ``dump``: is given the name of a file and the graph after each half, as text.
+    - ``dump``: is given the name of a file and the graph after each half, as text;
+    - ``passes``: notes which rewrites changed something, or says which are to be done.
     """
 
     def integers(graph: Graph) -> Graph:
@@ -45,9 +47,9 @@ def canonical(
     def pixels(graph: Graph) -> Graph:
         return whole_pixels(graph, narrow)
 
-    graph = canonicalize(graph, rewrites=(integers, *PIPELINE), failed=failed)
+    graph = canonicalize(graph, rewrites=(integers, *PIPELINE), failed=failed, passes=passes)
     dump("3-canonical.txt", graph.dump())
-    graph = canonicalize(channels_last(graph), failed=failed)
+    graph = canonicalize(channels_last(graph), failed=failed, passes=passes)
     rewrites: tuple[Rewrite, ...]
     if isinstance(machine, GpuTarget):
         rewrites = (pixels, split)
@@ -57,7 +59,6 @@ def canonical(
             padded_channels,
             split,
         )
-    graph = canonicalize(graph, rewrites=rewrites, failed=failed)
-    graph.check()
+    graph = canonicalize(graph, rewrites=rewrites, failed=failed, passes=passes)
     dump("4-layout.txt", graph.dump())
     return graph

@@ -269,14 +269,24 @@ class Compilation:
         return self.options.threads or machine.cores
 
     def canonical(self, graph: Graph, machine: Machine) -> Graph:
-        """The graph as it was lowered -> the canonical graph, channels last."""
+        """The graph as it was lowered -> the canonical graph, channels last. A size that takes over
+        what others have goes through the rewrites alone that changed these.
+        """
         from gtco.driver.canonical import canonical
+        from gtco.graph.fusion.repeat import skeleton
+        from gtco.graph.rewrites.pipeline import Passes
 
         check_sizes(graph)
         self.dump("2-lowered.txt", graph.dump())
         narrow = GPU_PRECISIONS[self.options.precision]
         threads = self.threads(machine)
-        return canonical(graph, machine, threads, narrow, self.worked_around, self.dump)
+        known = self.shared.passes if self.shared is not None else {}
+        kind = skeleton(graph) if self.shared is not None else ()
+        passes = Passes(known.get(kind) if self.repeats else None)
+        made = canonical(graph, machine, threads, narrow, self.worked_around, self.dump, passes)
+        if passes.only is None:
+            known.setdefault(kind, set()).update(passes.changed)
+        return made
 
     def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
         """The graph in the precision that was asked for."""

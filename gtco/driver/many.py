@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import log, prod
 
 from gtco.codegen.workers import Ahead, Workers
 from gtco.driver.checks import at_sizes
@@ -24,14 +24,14 @@ GROWTH = 4.0  # from one size that is searched in full to the next, by the produ
 
 def searched(sizes: Sequence[Mapping[str, int]]) -> list[int]:
     """The numbers of the sizes whose stages are searched in full: the smallest, the largest, and
-    some between, the smallest first.
+    some between, each about :data:`GROWTH` times as large as the one before. The smallest first.
     """
-    order = sorted(range(len(sizes)), key=lambda n: (prod(sizes[n].values()), n))
-    found = [order[0]]
-    for number in order:
-        if prod(sizes[number].values()) >= GROWTH * prod(sizes[found[-1]].values()):
-            found.append(number)
-    return found if found[-1] == order[-1] else [*found, order[-1]]
+    products = [prod(one.values()) for one in sizes]
+    order = sorted(range(len(sizes)), key=lambda n: (products[n], n))
+    low, high = products[order[0]], products[order[-1]]
+    steps = max(1, round(log(high / low) / log(GROWTH)))
+    wanted = [low * (high / low) ** (step / steps) for step in range(steps + 1)]
+    return [*dict.fromkeys(min(order, key=lambda n: abs(log(products[n] / w))) for w in wanted)]
 
 
 def check_steps(known: Sequence[int], many: int) -> None:

@@ -30,6 +30,8 @@ class Shared:
     - ``forms``: the configs of each kind of stage so far, where there are many sizes;
     - ``picks``: the choices for ``kernels`` that several sizes have together
       (:mod:`gtco.driver.sharing`), by the stage's key;
+    - ``passes``: the rewrites that changed a graph, by the graph as it was lowered without its
+      sizes;
     - ``partitions``: those that were searched, by the graph without its sizes.
     """
 
@@ -39,6 +41,7 @@ class Shared:
         self.layouts = Layouts()
         self.forms = Forms()
         self.picks: dict[str, Pick] = {}
+        self.passes: dict[Skeleton, set[int]] = {}
         self.partitions: dict[Skeleton, list[Partition]] = {}
         self._source: Any = None
         self._arrays: dict[tuple[Any, ...], np.ndarray] = {}
@@ -68,6 +71,7 @@ class Shared:
         self.layouts = Layouts()
         self.forms = Forms()
         self.picks.clear()
+        self.passes.clear()
         self.partitions.clear()
         self._source = None
         self._arrays.clear()

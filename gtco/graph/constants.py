@@ -82,6 +82,11 @@ class Constants(MutableMapping[str, numpy.ndarray]):
             return Later(kept.shape, kept.dtype, lambda: function(kept.array()))
         return function(kept)
 
+    def same(self, other: Constants) -> bool:
+        """True if both have the same arrays by the same names; equal copies do not count."""
+        mine, its = self._kept, other._kept
+        return mine.keys() == its.keys() and all(mine[name] is its[name] for name in mine)
+
     def settle(self) -> None:
         """Computes all that were left for later, once and for all."""
         for name, kept in self._kept.items():

@@ -4,7 +4,7 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.activations import activations
@@ -82,14 +82,46 @@ PIPELINE: tuple[Rewrite, ...] = (
 )
 
 
+class Passes:
+    """Which rewrites changed a graph, by their place in all sequences that a model goes through.
+    With ``only``, those at other places are left out: no rewrite has to be done for a graph to be
+    right, and where graphs of several sizes are alike, they change by the same rewrites.
+    """
+
+    def __init__(self, only: Collection[int] | None = None) -> None:
+        self.changed: set[int] = set()
+        self.only, self._place = only, -1
+
+    def apply(self, rewrite: Rewrite, graph: Graph) -> Graph:
+        """The graph after this rewrite, the next in the order."""
+        self._place += 1
+        if self.only is not None and self._place not in self.only:
+            return graph
+        made = rewrite(graph)
+        if self.only is None and not same(graph, made):
+            self.changed.add(self._place)
+        return made
+
+
+def same(one: Graph, other: Graph) -> bool:
+    """True if a rewrite that made one of these graphs of the other changed nothing."""
+    return (
+        one.outputs == other.outputs
+        and one.operators == other.operators
+        and one.constants.same(other.constants)
+    )
+
+
 def canonicalize(
     graph: Graph,
     dump: Callable[[str, str], None] | None = None,
     rewrites: Sequence[Rewrite] | None = None,
     failed: Callable[[InternalError], None] | None = None,
+    passes: Passes | None = None,
 ) -> Graph:
     """The canonical form of ``graph``. ``dump(name, text)`` receives the graph before and after
-    every rewrite. Other ``rewrites`` than the pipeline's show the gain of a single one.
+    every rewrite. Other ``rewrites`` than the pipeline's show the gain of a single one. ``passes``
+    notes which of them changed something, or says which are to be done.
 
     A rewrite that raises an unexpected exception is a bug; an :class:`InternalError` names it. If
     ``failed`` is given, it receives that error, and the graph goes on without the rewrite.
@@ -99,7 +131,7 @@ def canonicalize(
     for number, rewrite in enumerate(PIPELINE if rewrites is None else rewrites, 1):
         try:
             with guarded(f"the rewrite '{rewrite.__name__}'"):
-                graph = rewrite(graph)
+                graph = rewrite(graph) if passes is None else passes.apply(rewrite, graph)
         except InternalError as error:
             if failed is None:
                 raise
