@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
@@ -129,7 +129,15 @@ class Operator:
     @cached_property
     def text(self) -> tuple[str, str]:
         """The operator in a stage's canonical JSON: the parts before and after its tensors."""
-        what = [list(self.type.shape), self.type.dtype, dict(self.attrs), ""]
+        return self._text(self.attrs)
+
+    @cached_property
+    def text_anywhere(self) -> tuple[str, str]:
+        """The same without where a slice begins."""
+        return self._text(tuple(a for a in self.attrs if self.kind != "slice" or a[0] != "begin"))
+
+    def _text(self, attrs: Attrs) -> tuple[str, str]:
+        what = [list(self.type.shape), self.type.dtype, dict(attrs), ""]
         return f"[{_json(self.kind)},[", f"{_json(what)[1:]}"
 
 
@@ -215,6 +223,18 @@ class Stage:
         """Hash of the canonical program, 16 hex digits: the same program has the same key in any
         model.
         """
+        return self._key([op.text for op in self.operators])
+
+    @cached_property
+    def key_anywhere(self) -> str:
+        """The key without where slices begin, which prices do not depend on: the steps of a loop
+        that was written out have one, each of which takes its part of a sequence.
+        """
+        if all(op.kind != "slice" for op in self.operators):
+            return self.key
+        return self._key([op.text_anywhere for op in self.operators])
+
+    def _key(self, texts: Sequence[tuple[str, str]]) -> str:
         # The JSON of the canonical stage is put together from its operators', because the search
         # needs thousands of keys of stages that share their operators.
         names = {i.name: f'"p{n}"' for n, i in enumerate(self.inputs)}
@@ -224,8 +244,8 @@ class Stage:
             for n, i in enumerate(self.inputs)
         )
         operators = ",".join(
-            f"{op.text[0]}{','.join(names[i] for i in op.inputs)}],{names[op.output]},{op.text[1]}"
-            for op in self.operators
+            f"{before}{','.join(names[i] for i in op.inputs)}],{names[op.output]},{behind}"
+            for op, (before, behind) in zip(self.operators, texts, strict=True)
         )
         text = f'{{"inputs":[{inputs}],"operators":[{operators}]}}'
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -224,6 +224,45 @@ def test_identical_layers_are_priced_once_and_the_search_is_linear_in_them() -> 
     assert cost(48) == cost(3) and cost(3)[0] < 300 and cost(3)[1] < 100
 
 
+def steps(count: int) -> Graph:
+    """A loop that was written out: each step adds its row of x to what a product makes of the state
+    before.
+    """
+    row = TensorType((1, 4))
+    graph = Graph(("x", "h"), (), {"x": TensorType((count, 4)), "h": row, "w": SQUARE})
+    graph.constants["w"] = None  # type: ignore[assignment]
+    state = "h"
+    for t in range(count):
+        part = graph.add("slice", ("x",), row, begin=(t, 0), strides=(1, 1))
+        state = graph.add("tanh", (graph.add("add", (graph.add("matmul", (state, "w")), part)),))
+    graph.outputs = (state,)
+    return graph
+
+
+def test_steps_of_a_loop_are_priced_once() -> None:
+    """They differ in where they read a sequence alone."""
+
+    def by_length(stage: Stage) -> float:
+        return 1.0 + len(stage.operators) / 8
+
+    few, many = (partition(steps(n), by_length) for n in (6, 30))
+    assert many.priced == few.priced and len(many.stages) == 30
+    assert len({stage.key for stage in many.stages}) == 30
+    assert len({stage.key_anywhere for stage in many.stages}) == 1
+
+
+def test_a_kernel_that_cannot_begin_at_one_step_is_not_chosen_there() -> None:
+    def fourth_alone(stage: Stage) -> float:
+        begins = [op["begin"][0] for op in stage.operators if op.kind == "slice"]
+        if 3 in begins and len(stage.operators) > 1:
+            return math.inf
+        return 1.0 + len(stage.operators) / 8
+
+    found = partition(steps(6), fourth_alone)
+    assert found.seconds < math.inf and len(found.stages) == 7
+    assert [s.label for s in found.stages].count("slice") == 1
+
+
 def wide(count: int, dear: Sequence[int] = ()) -> Graph:
     rows: list[tuple[str, list[int]]] = [
         ("exp" if n in dear else "relu", [-1]) for n in range(count)

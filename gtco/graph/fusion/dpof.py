@@ -34,11 +34,11 @@ Once a search has priced ``MOST_PRICED`` stages, the limit per sink is ``HURRIED
 ``Partition.notes`` names every such cut. The bounds count stages, not seconds, so the same model
 always gives the same partition.
 
-Identical blocks are priced once: a stage by its ``Stage.key``, and the whole list of candidates of
-a sink by the key of its *cone*, the operators that can ever share a stage with it. Many candidates
-are not priced at all. They are taken in the order of sum of dp[T(c)], the cost of the other stages.
-``floor`` is a lower bound on the price of any stage with the same operators. A candidate that costs
-more than the best so far even at this bound cannot be the optimum.
+Identical blocks are priced once: a stage by its ``Stage.key_anywhere``, and the whole list of
+candidates of a sink by that of its *cone*, the operators that can ever share a stage with it. Many
+candidates are not priced at all. They are taken in the order of sum of dp[T(c)], the cost of the
+other stages. ``floor`` is a lower bound on the price of any stage with the same operators. A
+candidate that costs more than the best so far even at this bound cannot be the optimum.
 """
 
 from __future__ import annotations
@@ -73,16 +73,20 @@ Possible = Callable[[tuple[str, ...]], bool]
 @dataclass
 class Pricer:
     """``cost`` with a memo: identical stages are priced once, in the form in which they are
-    compiled.
+    compiled. Stages that differ in where their slices begin are identical, unless ``exact``.
     """
 
     cost: Cost
     memo: dict[str, float] = field(default_factory=dict)
     elapsed: float = 0.0
+    exact: bool = False
+
+    def key(self, stage: Stage) -> str:
+        return stage.key if self.exact else stage.key_anywhere
 
     def __call__(self, stage: Stage) -> float:
         stage = steps_in_floats(stage)
-        key = stage.key
+        key = self.key(stage)
         if key not in self.memo:
             start = time.perf_counter()
             seconds = self.cost(stage)
@@ -90,6 +94,10 @@ class Pricer:
             assert seconds >= 0, f"cost {seconds} of stage {stage.label}"  # also catches NaN
             self.memo[key] = seconds
         return self.memo[key]
+
+    def exactly(self, stage: Stage) -> float:
+        """The price of this very stage, wherever its slices begin."""
+        return self(stage) if self.key(stage) == stage.key else self.cost(stage)
 
 
 class Search:
@@ -185,7 +193,8 @@ class Search:
         cone = sorted(paths)
         whole = self._stage(cone)
         floors = [self.floors[n] for n in cone]
-        prices = self.prices.setdefault(whole.key, {})
+        key = self.pricer.key(whole)
+        prices = self.prices.setdefault(key, {})
         rest = self._rest(cone)
 
         def price(members: Members) -> float:
@@ -194,7 +203,7 @@ class Search:
                 prices[members] = round(seconds * 1e15) if seconds < math.inf else math.inf
             return prices[members]
 
-        if whole.key not in self.cones:
+        if key not in self.cones:
             where = {n: position for position, n in enumerate(cone)}
             given = [[where.get(m, -1) for m in self.action[n]] for n in cone[:-1]]
             local = Cone(
@@ -206,10 +215,10 @@ class Search:
                 self.max_operators,
                 self._most(),
             )
-            self.cones[whole.key] = local.stages()
+            self.cones[key] = local.stages()
             for cut in sorted(local.cuts):
                 self.cuts.setdefault(cut, []).append(self._named(sink, len(cone)))
-        candidates = self.cones[whole.key]
+        candidates = self.cones[key]
         best: tuple[float, int, int] = (math.inf, 0, len(candidates))
         chosen: Members = (len(cone) - 1,)
         ways = ((*rest(members), number) for number, members in enumerate(candidates))

@@ -118,7 +118,18 @@ def partition(
     search = Search(graph, pricer, floor, possible, max_operators, max_candidates)
     chosen = search.select_schedule()
     stages = tuple(map(steps_in_floats, chosen))
-    costs = tuple(pricer(stage) for stage in stages)
+    costs = tuple(pricer.exactly(stage) for stage in stages)
+    if math.inf in costs and not pricer.exact:
+        # a kernel cannot begin there, although it can elsewhere
+        again = Pricer(pricer.cost, exact=True)
+        return partition(
+            graph,
+            again,
+            floor,
+            possible,
+            max_operators=max_operators,
+            max_candidates=max_candidates,
+        )
     return Partition(
         stages,
         math.fsum(costs),
@@ -209,7 +220,7 @@ def rivals(
             if _apart(alone, pricer, floor, possible)[0] <= CLOSE:
                 found.append(_fuse(taken_apart(graph, attentions), pricer, floor, possible))
         for key in heaviest:
-            without = Pricer(pricer.cost, {**pricer.memo, key: math.inf})
+            without = Pricer(pricer.cost, {**pricer.memo, fused[key].key_anywhere: math.inf})
             try:
                 found.append(_fuse(graph, without, floor, possible))
             except UnsupportedError:  # this kernel is the only one for its operators
