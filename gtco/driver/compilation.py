@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.generate import Choose, Generated, generate
@@ -19,6 +18,7 @@ from gtco.driver.checks import check_sizes, is_onnx, source_of
 from gtco.driver.compiled import CompileReport
 from gtco.driver.metadata import versions
 from gtco.driver.shared import Shared
+from gtco.driver.sharing import shared_steps
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import Artifact, build_artifact
@@ -143,10 +143,7 @@ class Compilation:
     def build(self, workers: Workers) -> None:
         """The step from the stages to the kernels that the policy picks."""
         with self.phase("generate") as say:
-            picks = self.shared.picks if self.shared else {}
-            self.generated = made = self.generate(
-                list(self.found.stages), self.policy, workers, picks
-            )
+            self.generated = made = self.generate(list(self.found.stages), self.policy, workers)
             if self.shared is not None:
                 self.shared.layouts.add(made.stages, made.kernels, self.graph.constants)
             code = sum(k.nbytes for k in self.generated.kernels.values())
@@ -395,24 +392,28 @@ class Compilation:
         stages: list[Stage],
         policy: RecordedPolicy,
         workers: Workers,
-        picks: Mapping[str, Pick] = MappingProxyType({}),
     ) -> Generated:
-        """Stages -> kernels, in the worker processes. ``picks``: the choices that stand already, by
-        the stage's key.
+        """Stages -> kernels, in the worker processes. Some kernels may be there already, or are
+        made first for many stages together.
         """
         from gtco.search.gpu.stand_ins import stand_ins
 
         choose: Choose = policy.choose
         if (shared := self.shared) is not None:
-            others = partial(shared.layouts.choose, policy, shared.kernels, self.graph.constants)
+            choose = partial(shared.layouts.choose, policy, shared.kernels, self.graph.constants)
+        known = shared.kernels if shared is not None else {}
+        picks = {**(shared.picks if shared is not None else {})}
+        if isinstance(policy.target, Target):
+            left, text = [s for s in stages if s.key not in picks], self.options.dump is not None
+            picks |= shared_steps(left, choose, policy.target, text, workers, known)
 
-            def choose(stage: Stage, without: Collection[str]) -> Pick | None:
-                there = picks.get(stage.key)
-                return there if there is not None and not without else others(stage, without)
+        def chosen(stage: Stage, without: Collection[str]) -> Pick | None:
+            there = picks.get(stage.key)
+            return there if there is not None and not without else choose(stage, without)
 
         result = generate(
             stages,
-            choose,
+            chosen,
             policy.target,
             workers,
             text=self.options.dump is not None,
@@ -420,15 +421,15 @@ class Compilation:
             strict=self.options.strict,
             progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
             stand_ins=partial(stand_ins, policy),
-            known=shared.kernels if shared else None,
+            known=known,
         )
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))
         self.report.notes += result.notes
         self.accidents |= bool(result.notes)
-        known = self.report.notes
-        known += [note for note in policy.passed_over.values() if note not in known]
-        known += policy.said_elsewhere(result.stages, result.choices)
+        notes = self.report.notes
+        notes += [note for note in policy.passed_over.values() if note not in notes]
+        notes += policy.said_elsewhere(result.stages, result.choices)
         for kernel in result.kernels.values():
             if kernel.text:
                 self.dump(f"6-{kernel.symbol}.{self.backend.dump_suffix}", kernel.text)

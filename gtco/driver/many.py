@@ -6,17 +6,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import log, prod
 
 from gtco.codegen.workers import Ahead, Workers
 from gtco.driver.checks import at_sizes
 from gtco.driver.compilation import Compilation, Progress, silent
+from gtco.driver.forms import form_of
+from gtco.driver.layouts import CLOSE, LOOKED_AT
 from gtco.driver.sharing import Sharing
 from gtco.machine.target import Target
 from gtco.runtime.artifact import MAX_STEPS
 from gtco.search.records.records import Records
 from gtco.support.errors import OptionError
 from gtco.support.sizes import apart, said
+from gtco.tensor.space import Pick
+from gtco.tensor.stage import Stage
 
 FEW = 4  # variants of a library whose stages and kernels are made for each by itself
 GROWTH = 4.0  # from one size that is searched in full to the next, by the product of its dimensions
@@ -62,13 +67,14 @@ class Many:
     ) -> None:
         self.sizes, self.runs, self.symbol = sizes, runs, symbol
         self.kept, self.progress = kept, progress
-        self.sharing = Sharing()
+        self.sharing: Sharing  # once the machine is known
 
     def cut(self, machine: Target, records: Records | None, workers: Workers) -> list[int]:
         """The steps from the model to the stages of each size, and the outlines of their kernels,
         which the workers make while the next size is cut. Gives the numbers of the sizes that the
         library gets.
         """
+        self.sharing = Sharing(machine)
         first, many = self._searched(), len(self.sizes)
         order = [*first, *(n for n in range(many) if n not in first)]
         start = time.perf_counter()
@@ -93,7 +99,7 @@ class Many:
                 for numbers in [one for one in left if cut.issuperset(one)]:
                     left.remove(numbers)
                     for one in (chosen := self.kept(numbers) if self.symbol else numbers):
-                        self.sharing.outline(self.runs[one], ahead)
+                        self.outline(self.runs[one], ahead)
                     kept += chosen
                 run.report.phases.append(("fuse", time.perf_counter() - begun))
             self.sharing.take(ahead.answers())
@@ -108,13 +114,55 @@ class Many:
             run.progress = silent
         with runs[0].phase("generate"):
             made = self.sharing.compile(
-                runs[0], workers, lambda text: self.progress("generate", None, text)
+                runs[0].options.dump is not None,
+                workers,
+                lambda done, of: self.progress("generate", None, f"{done}/{of}"),
             )
-        what = f"{made} kernels of {len(self.sharing.stages)} stages"
+        shared = runs[0].shared
+        assert shared is not None
+        shared.kernels |= made
+        shared.picks |= {key: self.sharing.picks[key] for key in made}
+        what = f"{len({k.symbol for _, k in made.values()})} kernels of {len(made)} stages"
         self.progress("generate", time.perf_counter() - start, what)
         for run, progress in zip(runs, own, strict=True):
             run.build(workers)
             run.progress = progress
+
+    def outline(self, run: Compilation, ahead: Ahead) -> None:
+        """Chooses the configs of the stages of one size. Their outlines are made meanwhile. A stage
+        takes a config that differs from that of another size in its chunks at most, if that is
+        predicted to be nearly as fast as its best.
+        """
+        shared = run.shared
+        assert shared is not None
+        before = len(self.sharing.picks)
+        self.sharing.outline(run.found.stages, partial(self._choose, run), ahead)
+        for key in [*self.sharing.picks][before:]:
+            shared.forms.add(self.sharing.stages[key], self.sharing.picks[key].config)
+        shared.layouts.add_picks(run.found.stages, self.sharing.picks, run.graph.constants)
+
+    def _choose(self, run: Compilation, stage: Stage) -> Pick | None:
+        policy, shared = run.policy, run.shared
+        assert shared is not None
+        constants = run.graph.constants
+        if run.repeats and (near := shared.forms.near(policy, stage)):
+            close = (pick for pick in near if pick.seconds <= CLOSE * near[0].seconds)
+            return next((p for p in close if shared.layouts.fits(p, stage, constants)), near[0])
+        best = shared.layouts.choose(policy, {}, constants, stage)
+        known = shared.forms.of(stage)
+        if best is None or not known or form_of(best.config) in known:
+            return best
+        first = policy.choose(stage)
+        promising = policy.best(stage, LOOKED_AT)
+        if first is None or not promising or first.config != promising[0].config:
+            return best  # it was measured
+        close = [
+            pick
+            for pick in promising
+            if pick.seconds <= CLOSE * first.seconds and form_of(pick.config) in known
+        ]
+        fitting = (p for p in close if shared.layouts.fits(p, stage, constants))
+        return next(fitting, best)
 
     def _learn(self, run: Compilation) -> None:
         """The configs of a size that was searched are tried first at others."""

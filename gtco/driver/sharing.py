@@ -1,10 +1,6 @@
-"""What a library of many sizes does once: the search for stages, and the code of kernels.
-
-A few of the sizes are searched in full. Each other size takes the cheapest of their partitions
-(:mod:`gtco.graph.fusion.repeat`). Kernels that differ in numbers alone are compiled once
-(:mod:`gtco.codegen.generalize`), and each stage has its numbers beside its weights. A stage
-therefore prefers a config that differs from that of another size in its chunks at most, if that is
-predicted to be nearly as fast as its best.
+"""Kernels that several stages share: of a library of many sizes, or of the steps of a loop that was
+written out. Kernels that differ in numbers alone are compiled once
+(:mod:`gtco.codegen.generalize`), and each stage has its numbers beside its weights.
 """
 
 from __future__ import annotations
@@ -12,40 +8,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from gtco.codegen.generate import Choose
 from gtco.codegen.jobs import Failure, Job, Kernel, Outlined
 from gtco.codegen.outlines import Outline, arguments
 from gtco.codegen.workers import Ahead, Workers
-from gtco.driver.compilation import Compilation
-from gtco.driver.forms import form_of
-from gtco.driver.layouts import CLOSE, LOOKED_AT
-from gtco.tensor.space import Pick
+from gtco.machine.target import Target
+from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
+
+ALONE = 8  # stages of one graph that differ in where their slices begin have kernels of their own
+
+
+def alike(stages: Iterable[Stage]) -> list[Stage]:
+    """The stages of a graph that are to share kernels: those of more than :data:`ALONE` that differ
+    in where their slices begin alone, such as the steps of a loop that was written out.
+    """
+    groups: dict[str, dict[str, Stage]] = {}
+    for stage in stages:
+        groups.setdefault(stage.key_anywhere, {})[stage.key] = stage
+    return [one for group in groups.values() if len(group) > ALONE for one in group.values()]
 
 
 @dataclass
 class Sharing:
-    """The kernels of a library of many sizes, while they are chosen and compiled; all by the
-    stage's key.
+    """Kernels that several stages share, while they are chosen and compiled; all by the stage's
+    key.
     """
 
+    target: Target
     stages: dict[str, Stage] = field(default_factory=dict)
     picks: dict[str, Pick] = field(default_factory=dict)
     outlined: dict[str, Outlined] = field(default_factory=dict)
 
-    def outline(self, run: Compilation, ahead: Ahead) -> None:
-        """Chooses the configs of the stages of one variant. Their outlines are made meanwhile."""
-        new = {s.key: s for s in run.found.stages if s.key not in self.stages}
-        target, shared = run.policy.target, run.shared
-        assert shared is not None
+    def outline(
+        self, stages: Iterable[Stage], choose: Callable[[Stage], Pick | None], ahead: Ahead
+    ) -> None:
+        """Chooses the configs of the stages that are new. Their outlines are made meanwhile."""
         jobs = []
-        for key, stage in new.items():
-            if (pick := self._choose(run, stage)) is None:
+        for key, stage in {s.key: s for s in stages if s.key not in self.stages}.items():
+            if (pick := choose(stage)) is None:
                 continue  # what becomes of it is a question for generate
             self.stages[key], self.picks[key] = stage, pick
-            shared.forms.add(stage, pick.config)
-            jobs.append(Job(f"gtco_{key}", stage.canonical, pick.config, target, outlined=True))
+            job = Job(f"gtco_{key}", stage.canonical, pick.config, self.target, outlined=True)
+            jobs.append(job)
         ahead.add(jobs)
-        shared.layouts.add_picks(run.found.stages, self.picks, run.graph.constants)
 
     def take(self, answers: Iterable[Kernel | Failure]) -> None:
         """The outlines that were made."""
@@ -53,36 +59,15 @@ class Sharing:
             if isinstance(answer, Outlined):  # a failure is met again when it is built alone
                 self.outlined[answer.symbol.removeprefix("gtco_")] = answer
 
-    def _choose(self, run: Compilation, stage: Stage) -> Pick | None:
-        policy, shared = run.policy, run.shared
-        assert shared is not None
-        constants = run.graph.constants
-        if run.repeats and (near := shared.forms.near(policy, stage)):
-            close = (pick for pick in near if pick.seconds <= CLOSE * near[0].seconds)
-            return next((p for p in close if shared.layouts.fits(p, stage, constants)), near[0])
-        best = shared.layouts.choose(policy, {}, constants, stage)
-        known = shared.forms.of(stage)
-        if best is None or not known or form_of(best.config) in known:
-            return best
-        first = policy.choose(stage)
-        promising = policy.best(stage, LOOKED_AT)
-        if first is None or not promising or first.config != promising[0].config:
-            return best  # it was measured
-        close = [
-            pick
-            for pick in promising
-            if pick.seconds <= CLOSE * first.seconds and form_of(pick.config) in known
-        ]
-        fitting = (p for p in close if shared.layouts.fits(p, stage, constants))
-        return next(fitting, best)
-
-    def compile(self, run: Compilation, workers: Workers, progress: Callable[[str], None]) -> int:
-        """Compiles the kernels, those of one outline as one. They are known to all variants then
-        (:class:`gtco.driver.shared.Shared`). Gives the number of kernels that were compiled.
+    def compile(
+        self,
+        text: bool,
+        workers: Workers,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> dict[str, tuple[Config, Kernel]]:
+        """Compiles the kernels, those of one outline as one. Gives each stage's config and kernel.
+        ``text``: with the lowered TIR.
         """
-        shared, target = run.shared, run.policy.target
-        assert shared is not None
-        text = run.options.dump is not None
         groups: dict[str, list[str]] = {}
         for key, one in self.outlined.items():
             groups.setdefault(one.outline.key, []).append(key)
@@ -96,22 +81,19 @@ class Sharing:
                     symbol,
                     self.stages[keys[-1]].canonical,
                     self.picks[keys[-1]].config,
-                    target,
+                    self.target,
                     text,
                     arguments=arguments(outlines) if several else None,
                 ),
                 keys,
             )
-        made = 0
+        made: dict[str, tuple[Config, Kernel]] = {}
         for done, answer in enumerate(workers.build(job for job, _ in jobs.values()), 1):
-            progress(f"{done}/{len(jobs)}")
-            if not isinstance(answer, Kernel):
-                continue
-            made += 1
-            job, keys = jobs[answer.symbol]
-            for key in keys:
-                shared.kernels[key] = self.picks[key].config, self._member(answer, key, job)
-        shared.picks |= {key: pick for key, pick in self.picks.items() if key in shared.kernels}
+            progress(done, len(jobs))
+            if isinstance(answer, Kernel):
+                job, keys = jobs[answer.symbol]
+                for key in keys:
+                    made[key] = self.picks[key].config, self._member(answer, key, job)
         return made
 
     def _member(self, kernel: Kernel, key: str, job: Job) -> Kernel:
@@ -130,3 +112,25 @@ class Sharing:
             numbers=values,
             numbers_dtype=dtype,
         )
+
+
+def shared_steps(
+    stages: Iterable[Stage],
+    choose: Choose,
+    target: Target,
+    text: bool,
+    workers: Workers,
+    known: dict[str, tuple[Config, Kernel]],
+) -> dict[str, Pick]:
+    """The choices for those of the stages that are :func:`alike`. Their kernels join those that are
+    ``known``.
+    """
+    if not (steps := alike(stages)):
+        return {}
+    sharing = Sharing(target)
+    with Ahead(workers) as ahead:
+        sharing.outline(steps, lambda stage: choose(stage, ()), ahead)
+        sharing.take(ahead.answers())
+    made = sharing.compile(text, workers)
+    known |= made
+    return {key: sharing.picks[key] for key in made}

@@ -21,8 +21,7 @@ from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
 from gtco.driver import library, many
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.many import check_steps, searched
-from gtco.driver.sharing import Sharing
+from gtco.driver.many import Many, check_steps, searched
 from gtco.report import gather
 from gtco.runtime.table import CSRC
 from gtco.support.errors import GtcoError, OptionError
@@ -252,14 +251,14 @@ def test_a_compile_of_many_sizes_says_what_is_of_all_of_them(
 
 
 def test_the_time_of_outlines_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    outline, clock = Sharing.outline, [0.0]
+    outline, clock = Many.outline, [0.0]
 
-    def slow(self: Sharing, *given: Any) -> None:
+    def slow(self: Many, *given: Any) -> None:
         clock[0] += 1000.0
         outline(self, *given)
 
     now = time.perf_counter
-    monkeypatch.setattr(Sharing, "outline", slow)
+    monkeypatch.setattr(Many, "outline", slow)
     monkeypatch.setattr(many.time, "perf_counter", lambda: now() + clock[0])
     dims = {"height": HEIGHTS[:1], "width": [5, 6, 7, 8, 9]}
     with compile_model(text(), dims=dims, threads=2, tune="off", simplify=False) as model:
