@@ -117,22 +117,24 @@ class Workers:
         waiting: Waiting = deque(map(message, jobs))
         while waiting or self.busy:
             self.hand_out(waiting)
-            yield from self.collect()
+            yield from (answer for _, answer in self.collect())
 
     @property
     def busy(self) -> list[_Worker]:
         return [w for w in self.workers if w.job]
 
-    def hand_out(self, waiting: Waiting) -> None:
-        """Gives each worker that has none a job."""
-        many = len(self.busy)
+    def hand_out(self, waiting: Waiting) -> list[Job | ProgramJob]:
+        """Gives each worker that has none a job, and gives these jobs."""
+        many, given = len(self.busy), []
         while len(self.workers) < min(self.count, many + len(waiting)):
             self.workers.append(self._start())
         for worker in self.workers:
             if waiting and worker.job is None:
                 (worker.job, text), worker.started = waiting.popleft(), self.clock()
+                given.append(worker.job)
                 with suppress(OSError):  # a dead worker is noticed when its answer is read
                     worker.connection.send_bytes(text)
+        return given
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
@@ -150,21 +152,24 @@ class Workers:
             self.forks = forks()
         return self.forks.start(theirs)
 
-    def collect(self, *others: socket.socket) -> Iterator[Kernel | Failure]:
-        """Waits a moment for answers, or until one of ``others`` can be read. Yields the answers
-        that are there.
+    def collect(
+        self, *others: socket.socket
+    ) -> Iterator[tuple[Job | ProgramJob, Kernel | Failure]]:
+        """Waits a moment for answers, or until one of ``others`` can be read. Yields the jobs that
+        have one by then, with it.
         """
         busy = self.busy
         ready = wait([*(w.connection for w in busy), *others], timeout=1.0)
         for worker in busy:
-            assert worker.job is not None
-            answer = self._answer(worker, worker.job) if worker.connection in ready else None
+            job = worker.job
+            assert job is not None
+            answer = self._answer(worker, job) if worker.connection in ready else None
             if answer is not None:
                 worker.job = None
-                yield answer
-            elif self.clock() - worker.started > (most := self._most(worker.job)):
+                yield job, answer
+            elif self.clock() - worker.started > (most := self._most(job)):
                 self._drop(worker)
-                yield Failure(worker.job.symbol, f"code generation took over {most:.0f} s")
+                yield job, Failure(job.symbol, f"code generation took over {most:.0f} s")
 
     def _most(self, job: Job | ProgramJob) -> float:
         """Seconds that the job may take."""
@@ -197,9 +202,13 @@ class Ahead:
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
+        self._lock = threading.Lock()  # of what is not begun
         self._waiting: Waiting = deque()
+        self._spare: Waiting = deque()
         self._order: list[str] = []
         self._answers: dict[str, Kernel | Failure] = {}
+        self._begun: dict[str, Job | ProgramJob] = {}  # the last guess of each symbol
+        self._guessed: dict[str, tuple[Job | ProgramJob, Kernel | Failure]] = {}
         self._error: BaseException | None = None
         self._ours, self._theirs = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="gtco-workers")
@@ -218,16 +227,39 @@ class Ahead:
         # made into messages here: who calls goes on to ask its stages, which remember answers
         new = [*map(message, jobs)]
         self._order += [job.symbol for job, _ in new]
-        self._waiting.extend(new)
+        with self._lock:
+            self._waiting.extend(new)
         self._say(b"+")
 
+    def guess(self, jobs: Iterable[Job]) -> None:
+        """Jobs that may be wanted later, for workers that nothing else waits for. They take the
+        place of those that were guessed before and are not begun.
+        """
+        new = deque(message(job) for job in jobs if self._begun.get(job.symbol) != job)
+        with self._lock:
+            self._spare = deque(one for one in new if self._begun.get(one[0].symbol) != one[0])
+        self._say(b"+")
+
+    def so_far(self) -> list[Kernel | Failure]:
+        """The answers that are there, in the order of the jobs."""
+        there = dict(self._answers)
+        return [there[symbol] for symbol in self._order if symbol in there]
+
     def answers(self) -> list[Kernel | Failure]:
-        """Waits for all answers, and gives them in the order of the jobs."""
+        """Waits for all answers, and gives them in the order of the jobs. Guesses that are not
+        begun are forgotten.
+        """
+        with self._lock:
+            self._spare = deque()
         self._say(b".")
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return [self._answers[symbol] for symbol in self._order]
+        return self.so_far()
+
+    def guessed(self) -> dict[str, tuple[Job | ProgramJob, Kernel | Failure]]:
+        """The guesses that were built, and their answers; the last of each symbol."""
+        return dict(self._guessed)
 
     def _say(self, word: bytes) -> None:
         with suppress(OSError):  # the thread has ended, and why is told by its error
@@ -235,10 +267,18 @@ class Ahead:
 
     def _run(self) -> None:
         workers, last = self._workers, False
+        guesses: dict[int, Job | ProgramJob] = {}  # that are being built, by their ids
         try:
             while self._waiting or workers.busy or not last:
-                workers.hand_out(self._waiting)
-                self._answers |= {a.symbol: a for a in workers.collect(self._theirs)}
+                with self._lock:
+                    workers.hand_out(self._waiting)
+                    for job in workers.hand_out(self._spare):
+                        guesses[id(job)] = self._begun[job.symbol] = job
+                for job, answer in workers.collect(self._theirs):
+                    if guesses.pop(id(job), None) is not None:
+                        self._guessed[job.symbol] = job, answer
+                    else:
+                        self._answers[job.symbol] = answer
                 if wait([self._theirs], timeout=0):
                     said = self._theirs.recv(READ_BYTES)
                     last = last or b"." in said

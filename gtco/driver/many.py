@@ -5,10 +5,12 @@ which order, and what goes on at the same time.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import log, prod
 
+from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.workers import Ahead, Workers
 from gtco.driver.checks import at_sizes
 from gtco.driver.compilation import Compilation, Progress, silent
@@ -68,20 +70,29 @@ class Many:
         self.sizes, self.runs, self.symbol = sizes, runs, symbol
         self.kept, self.progress = kept, progress
         self.sharing: Sharing  # once the machine is known
+        self._text = runs[0].options.dump is not None
+        self._guessed: dict[str, tuple[Job | ProgramJob, Kernel | Failure]] = {}
 
     def cut(self, machine: Target, records: Records | None, workers: Workers) -> list[int]:
         """The steps from the model to the stages of each size, and the outlines of their kernels,
-        which the workers make while the next size is cut. Gives the numbers of the sizes that the
-        library gets.
+        which the workers make while the next size is cut. What kernels follow from the outlines so
+        far they compile where they have nothing else to do; where more follows, a kernel is
+        compiled again, so the library is the same whatever was compiled when. Gives the numbers of
+        the sizes that the library gets.
         """
         self.sharing = Sharing(machine)
-        first, many = self._searched(), len(self.sizes)
-        order = [*first, *(n for n in range(many) if n not in first)]
+        choices, many = self._choices(), len(self.sizes)
+        ends = [n for numbers in self._ends(choices) for n in numbers]
+        first = self._searched(ends)
+        order = deque([*first, *(n for n in ends if n not in first)])
+        later = [numbers for numbers in choices if numbers[0] not in ends]
         start = time.perf_counter()
         self.runs[0].rates(machine)  # a phase of its own, if this machine was not measured
-        left, kept, cut = self._choices(), list[int](), set[int]()
+        left = [numbers for numbers in choices if numbers not in later]
+        kept, cut = list[int](), set[int]()
         with Ahead(workers) as ahead:
-            for done, number in enumerate(order, 1):
+            while order:
+                number, done = order.popleft(), len(cut) + 1
                 self.progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
                 run = self.runs[number]
                 own, run.progress = run.progress, silent  # else hundreds of lines
@@ -101,8 +112,18 @@ class Many:
                     for one in (chosen := self.kept(numbers) if self.symbol else numbers):
                         self.outline(self.runs[one], ahead)
                     kept += chosen
+                if not order and later:  # with the parts that are worth it at both ends
+                    worth = {self.sizes[n][self.symbol] for n in kept}
+                    left = [
+                        [n for n in one if self.sizes[n][self.symbol] in worth] for one in later
+                    ]
+                    order.extend(n for numbers in left for n in numbers)
+                    later = []
+                self.sharing.take(ahead.so_far())
+                ahead.guess(job for job, _ in self.sharing.jobs(self._text).values())
                 run.report.phases.append(("fuse", time.perf_counter() - begun))
             self.sharing.take(ahead.answers())
+            self._guessed = ahead.guessed()
         what = f"{len(self.sharing.stages)} different stages of {len(kept)} sizes"
         self.progress("fuse", time.perf_counter() - start, what)
         return sorted(kept)
@@ -114,9 +135,10 @@ class Many:
             run.progress = silent
         with runs[0].phase("generate"):
             made = self.sharing.compile(
-                runs[0].options.dump is not None,
+                self._text,
                 workers,
                 lambda done, of: self.progress("generate", None, f"{done}/{of}"),
+                self._guessed,
             )
         shared = runs[0].shared
         assert shared is not None
@@ -146,7 +168,7 @@ class Many:
         assert shared is not None
         constants = run.graph.constants
         if run.repeats and (near := shared.forms.near(policy, stage)):
-            close = (pick for pick in near if pick.seconds <= CLOSE * near[0].seconds)
+            close = [pick for pick in near if pick.seconds <= CLOSE * near[0].seconds]
             return next((p for p in close if shared.layouts.fits(p, stage, constants)), near[0])
         best = shared.layouts.choose(policy, {}, constants, stage)
         known = shared.forms.of(stage)
@@ -178,16 +200,24 @@ class Many:
             return [[number] for number in range(len(self.sizes))]
         return [numbers for _, numbers in apart(self.sizes, self.symbol)]
 
-    def _searched(self) -> list[int]:
+    def _ends(self, choices: list[list[int]]) -> list[list[int]]:
+        """The choices at which all parts of a range are tried: those of the smallest and of the
+        largest other sizes. All, where there is no range.
+        """
+        if not self.symbol:
+            return choices
+        order = sorted(choices, key=lambda numbers: prod(self.sizes[numbers[0]].values()))
+        return order if len(order) < 3 else [order[0], order[-1]]
+
+    def _searched(self, ends: Sequence[int]) -> list[int]:
         """The numbers of the sizes whose stages are searched in full. A graph of one sample often
         differs from those of several, so the smallest parts are looked at by themselves.
         """
-        every = [*range(len(self.sizes))]
-        kinds = [every]
+        kinds = [[*ends]]
         if self.symbol:
             least = min(one[self.symbol] for one in self.sizes)
-            ones = [number for number in every if self.sizes[number][self.symbol] == least]
-            kinds = [ones, [number for number in every if number not in ones]]
+            ones = [number for number in ends if self.sizes[number][self.symbol] == least]
+            kinds = [ones, [number for number in ends if number not in ones]]
         return [
             numbers[n]
             for numbers in kinds

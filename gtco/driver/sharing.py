@@ -5,11 +5,13 @@ written out. Kernels that differ in numbers alone are compiled once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from types import MappingProxyType
 
 from gtco.codegen.generate import Choose
-from gtco.codegen.jobs import Failure, Job, Kernel, Outlined
+from gtco.codegen.jobs import Failure, Job, Kernel, Outlined, ProgramJob
 from gtco.codegen.outlines import Outline, arguments
 from gtco.codegen.workers import Ahead, Workers
 from gtco.machine.target import Target
@@ -59,42 +61,60 @@ class Sharing:
             if isinstance(answer, Outlined):  # a failure is met again when it is built alone
                 self.outlined[answer.symbol.removeprefix("gtco_")] = answer
 
-    def compile(
-        self,
-        text: bool,
-        workers: Workers,
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> dict[str, tuple[Config, Kernel]]:
-        """Compiles the kernels, those of one outline as one. Gives each stage's config and kernel.
+    def jobs(self, text: bool) -> dict[str, tuple[Job, list[str]]]:
+        """The kernels of the outlines so far, by their symbols: the job of each and its stages, the
+        first of which it is built from. First those of several stages, which will stay so.
         ``text``: with the lowered TIR.
         """
         groups: dict[str, list[str]] = {}
-        for key, one in self.outlined.items():
-            groups.setdefault(one.outline.key, []).append(key)
+        for key in self.stages:  # in this order, whichever outline came first
+            if key in self.outlined:
+                groups.setdefault(self.outlined[key].outline.key, []).append(key)
         jobs: dict[str, tuple[Job, list[str]]] = {}
-        for outline, keys in groups.items():
+        for outline, keys in sorted(groups.items(), key=lambda group: len(group[1]) == 1):
             outlines: list[Outline] = [self.outlined[key].outline for key in keys]
             several = len({each.numbers for each in outlines}) > 1
             symbol = f"gtco_{outline if len(keys) > 1 else keys[0]}"
             jobs[symbol] = (
                 Job(
                     symbol,
-                    self.stages[keys[-1]].canonical,
-                    self.picks[keys[-1]].config,
+                    self.stages[keys[0]].canonical,
+                    self.picks[keys[0]].config,
                     self.target,
                     text,
                     arguments=arguments(outlines) if several else None,
                 ),
                 keys,
             )
+        return jobs
+
+    def compile(
+        self,
+        text: bool,
+        workers: Workers,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        guessed: Mapping[str, tuple[Job | ProgramJob, Kernel | Failure]] = MappingProxyType({}),
+    ) -> dict[str, tuple[Config, Kernel]]:
+        """Compiles the kernels, those of one outline as one. Gives each stage's config and kernel.
+        ``guessed``: jobs that were done already, by their symbols, with their answers.
+        """
+        jobs = self.jobs(text)
+        answers: list[Kernel | Failure] = []
+        left: list[Job] = []
+        for symbol, (job, _) in jobs.items():
+            before = guessed.get(symbol)
+            if before is not None and before[0] == job:
+                answers.append(before[1])
+            else:
+                left.append(job)
         made: dict[str, tuple[Config, Kernel]] = {}
-        for done, answer in enumerate(workers.build(job for job, _ in jobs.values()), 1):
+        for done, answer in enumerate(chain(answers, workers.build(left)), 1):
             progress(done, len(jobs))
             if isinstance(answer, Kernel):
                 job, keys = jobs[answer.symbol]
                 for key in keys:
                     made[key] = self.picks[key].config, self._member(answer, key, job)
-        return made
+        return {key: made[key] for key in self.stages if key in made}
 
     def _member(self, kernel: Kernel, key: str, job: Job) -> Kernel:
         """The kernel as one of its stages calls it."""

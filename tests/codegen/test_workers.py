@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,35 @@ def test_jobs_that_are_built_ahead(tmp_path: Path) -> None:
 def test_nothing_is_ahead(tmp_path: Path) -> None:
     with Workers(1, command=worker(tmp_path, ANSWER)) as workers, Ahead(workers) as ahead:
         assert ahead.answers() == []
+
+
+def test_guesses_are_built_by_workers_that_nothing_else_waits_for(tmp_path: Path) -> None:
+    """What is guessed later takes the place of what is not begun. A guess that was begun is not
+    begun again, and one that stands for another kernel of its name is.
+    """
+    gate = tmp_path / "gate"
+    body = (
+        f"while job.symbol == 'first' and not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+        f"open({str(tmp_path)!r} + '/built', 'a').write(job.symbol + '\\n')\n" + ANSWER
+    )
+    other = replace(job("c"), text=True)
+    with Workers(1, command=worker(tmp_path, body)) as workers, Ahead(workers) as ahead:
+        ahead.add([job("first")])
+        ahead.guess([job("gone")])
+        ahead.guess([job("a"), job("c")])
+        ahead.add([job("second")])
+        gate.touch()
+        until = time.monotonic() + 60
+        while "c" not in ahead.guessed() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [a.symbol for a in ahead.so_far()] == ["first", "second"]
+        ahead.guess([job("a"), other])
+        while ahead.guessed()["c"][0] != other and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [a.symbol for a in ahead.answers()] == ["first", "second"]
+        assert {s: one for s, (one, _) in ahead.guessed().items()} == {"a": job("a"), "c": other}
+    built = (tmp_path / "built").read_text().split()
+    assert built == ["first", "second", "a", "c", "c"]
 
 
 def test_leaving_what_is_built_ahead(tmp_path: Path) -> None:
