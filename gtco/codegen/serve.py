@@ -8,6 +8,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from gtco.support.errors import describe
+from gtco.support.garbage import uncollected
 from gtco.support.torchless import import_tvm
 
 import_tvm()
@@ -31,7 +32,8 @@ def serve(connection: Connection) -> None:
 def answer(job: Job | ProgramJob) -> Kernel | Failure:
     """The job's kernel or, after any exception, a failure that says which exception and where."""
     try:
-        return build(job)
+        with uncollected():
+            return build(job)
     except Exception as error:
         return Failure(job.symbol, describe(error))
 

@@ -59,6 +59,7 @@ def canonical(
             padded_channels,
             split,
         )
-    graph = canonicalize(graph, rewrites=rewrites, failed=failed, passes=passes)
+    # these depend on sizes, so they are done at each
+    graph = canonicalize(graph, rewrites=rewrites, failed=failed)
     dump("4-layout.txt", graph.dump())
     return graph

@@ -89,7 +89,10 @@ class Compilation:
         self.generated: Generated
         self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
         self.launching: Launching | None = None  # of a model for GPUs
-        self.repeats = False  # may it have stages and configs as another size has?
+        # One of many sizes: how large it is, beside the others. It may have stages as they have.
+        self.scale: float | None = None
+        self.rewrites = True  # does it go through all rewrites, whichever changed others?
+        self.searched = False  # were its stages searched?
 
     def lower(self, machine: Machine) -> Graph:
         """The step from the model to its graph, before any rewrite."""
@@ -279,7 +282,7 @@ class Compilation:
         threads = self.threads(machine)
         known = self.shared.passes if self.shared is not None else {}
         kind = skeleton(graph) if self.shared is not None else ()
-        passes = Passes(known.get(kind) if self.repeats else None)
+        passes = Passes(None if self.rewrites else known.get(kind))
         made = canonical(graph, machine, threads, narrow, self.worked_around, self.dump, passes)
         if passes.only is None:
             known.setdefault(kind, set()).update(passes.changed)
@@ -371,11 +374,15 @@ class Compilation:
         from gtco.driver.fusing import fused
 
         known, repeats = None, None
-        if (shared := self.shared) is not None:
+        if (shared := self.shared) is not None and self.scale is not None:
             known = shared.partitions
-            repeats = partial(shared.forms.predict, policy) if self.repeats else None
-        graph, result, new = fused(whole, policy, known, repeats)
-        self.report.notes += result.notes if new else []
+            if shared.near_one_that_was_searched(whole, self.scale):
+                repeats = partial(shared.forms.predict, policy)
+        graph, result, self.searched = fused(whole, policy, known, repeats)
+        if self.searched:
+            self.report.notes += result.notes
+            if shared is not None and self.scale is not None:
+                shared.note_search(whole, self.scale, policy, result.stages)
         self.dump("5-stages.txt", result.text())
         return graph, result
 

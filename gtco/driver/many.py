@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import log, prod
+from math import prod
 
 from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.workers import Ahead, Workers
@@ -21,24 +21,24 @@ from gtco.machine.target import Target
 from gtco.runtime.artifact import MAX_STEPS
 from gtco.search.records.records import Records
 from gtco.support.errors import OptionError
+from gtco.support.garbage import uncollected
 from gtco.support.sizes import apart, said
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
 FEW = 4  # variants of a library whose stages and kernels are made for each by itself
-GROWTH = 4.0  # from one size that is searched in full to the next, by the product of its dimensions
 
 
-def searched(sizes: Sequence[Mapping[str, int]]) -> list[int]:
-    """The numbers of the sizes whose stages are searched in full: the smallest, the largest, and
-    some between, each about :data:`GROWTH` times as large as the one before. The smallest first.
+def in_order(sizes: Sequence[Mapping[str, int]]) -> list[int]:
+    """The numbers of the sizes in the order in which they are cut into stages: the smallest, the
+    largest, and the others from the smallest on.
     """
-    products = [prod(one.values()) for one in sizes]
-    order = sorted(range(len(sizes)), key=lambda n: (products[n], n))
-    low, high = products[order[0]], products[order[-1]]
-    steps = max(1, round(log(high / low) / log(GROWTH)))
-    wanted = [low * (high / low) ** (step / steps) for step in range(steps + 1)]
-    return [*dict.fromkeys(min(order, key=lambda n: abs(log(products[n] / w))) for w in wanted)]
+    order = sorted(range(len(sizes)), key=lambda n: (scale_of(sizes[n]), n))
+    return [order[0], *order[:0:-1][:1], *order[1:-1]]
+
+
+def scale_of(sizes: Mapping[str, int]) -> int:
+    return prod(sizes.values())
 
 
 def check_steps(known: Sequence[int], many: int) -> None:
@@ -82,45 +82,46 @@ class Many:
         """
         self.sharing = Sharing(machine)
         choices, many = self._choices(), len(self.sizes)
-        ends = [n for numbers in self._ends(choices) for n in numbers]
-        first = self._searched(ends)
-        order = deque([*first, *(n for n in ends if n not in first)])
-        later = [numbers for numbers in choices if numbers[0] not in ends]
+        left = self._ends(choices)
+        later = [numbers for numbers in choices if numbers not in left]
+        ends = [n for numbers in left for n in numbers]
+        order = deque(ends[n] for n in in_order([self.sizes[n] for n in ends]))
         start = time.perf_counter()
         self.runs[0].rates(machine)  # a phase of its own, if this machine was not measured
-        left = [numbers for numbers in choices if numbers not in later]
-        kept, cut = list[int](), set[int]()
+        kept, cut = list[int](), list[int]()
         with Ahead(workers) as ahead:
             while order:
                 number, done = order.popleft(), len(cut) + 1
                 self.progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
                 run = self.runs[number]
                 own, run.progress = run.progress, silent  # else hundreds of lines
-                run.repeats = number not in first
-                with at_sizes(self.sizes[number]):
+                run.scale, run.rewrites = scale_of(self.sizes[number]), done <= 2
+                with at_sizes(self.sizes[number]), uncollected():
                     run.lower(machine)
-                run.partition(machine, records)
+                    run.partition(machine, records)
                 run.progress = own
-                if not run.repeats:
-                    self._learn(run)
-                if done == len(first) and not self.symbol:
-                    check_steps([len(self.runs[n].found.stages) for n in first], many)
+                cut.append(number)
+                if done == 2 and not self.symbol:
+                    check_steps([len(self.runs[n].found.stages) for n in cut], many)
                 begun = time.perf_counter()
-                cut.add(number)
-                for numbers in [one for one in left if cut.issuperset(one)]:
-                    left.remove(numbers)
-                    for one in (chosen := self.kept(numbers) if self.symbol else numbers):
-                        self.outline(self.runs[one], ahead)
-                    kept += chosen
-                if not order and later:  # with the parts that are worth it at both ends
-                    worth = {self.sizes[n][self.symbol] for n in kept}
-                    left = [
-                        [n for n in one if self.sizes[n][self.symbol] in worth] for one in later
-                    ]
-                    order.extend(n for numbers in left for n in numbers)
-                    later = []
-                self.sharing.take(ahead.so_far())
-                ahead.guess(job for job, _ in self.sharing.jobs(self._text).values())
+                with uncollected():
+                    new = self._sure(number)
+                    for numbers in [one for one in left if {*cut}.issuperset(one)]:
+                        left.remove(numbers)
+                        new += self.kept(numbers) if self.symbol else numbers
+                    for one in new:
+                        if one not in kept:
+                            self.outline(self.runs[one], ahead)
+                            kept.append(one)
+                    if not order and later:  # with the parts that are worth it at both ends
+                        worth = {self.sizes[n][self.symbol] for n in kept}
+                        left = [
+                            [n for n in one if self.sizes[n][self.symbol] in worth] for one in later
+                        ]
+                        order.extend(n for numbers in left for n in numbers)
+                        later = []
+                    self.sharing.take(ahead.so_far())
+                    ahead.guess(job for job, _ in self.sharing.jobs(self._text).values())
                 run.report.phases.append(("fuse", time.perf_counter() - begun))
             self.sharing.take(ahead.answers())
             self._guessed = ahead.guessed()
@@ -167,7 +168,7 @@ class Many:
         policy, shared = run.policy, run.shared
         assert shared is not None
         constants = run.graph.constants
-        if run.repeats and (near := shared.forms.near(policy, stage)):
+        if not run.searched and (near := shared.forms.near(policy, stage)):
             close = [pick for pick in near if pick.seconds <= CLOSE * near[0].seconds]
             return next((p for p in close if shared.layouts.fits(p, stage, constants)), near[0])
         best = shared.layouts.choose(policy, {}, constants, stage)
@@ -186,11 +187,12 @@ class Many:
         fitting = (p for p in close if shared.layouts.fits(p, stage, constants))
         return next(fitting, best)
 
-    def _learn(self, run: Compilation) -> None:
-        """The configs of a size that was searched are tried first at others."""
-        assert run.shared is not None
-        for stage in {stage.key: stage for stage in run.found.stages}.values():
-            run.shared.forms.learn(run.policy, stage)
+    def _sure(self, number: int) -> list[int]:
+        """The number, if it is a part that the library gets whatever the others cost."""
+        if not self.symbol:
+            return []
+        least = min(one[self.symbol] for one in self.sizes)
+        return [number] if self.sizes[number][self.symbol] == least else []
 
     def _choices(self) -> list[list[int]]:
         """The numbers of the sizes, those together of which some may be left out: with a range, its
@@ -208,19 +210,3 @@ class Many:
             return choices
         order = sorted(choices, key=lambda numbers: prod(self.sizes[numbers[0]].values()))
         return order if len(order) < 3 else [order[0], order[-1]]
-
-    def _searched(self, ends: Sequence[int]) -> list[int]:
-        """The numbers of the sizes whose stages are searched in full. A graph of one sample often
-        differs from those of several, so the smallest parts are looked at by themselves.
-        """
-        kinds = [[*ends]]
-        if self.symbol:
-            least = min(one[self.symbol] for one in self.sizes)
-            ones = [number for number in ends if self.sizes[number][self.symbol] == least]
-            kinds = [ones, [number for number in ends if number not in ones]]
-        return [
-            numbers[n]
-            for numbers in kinds
-            if numbers
-            for n in searched([self.sizes[number] for number in numbers])
-        ]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gtco.driver.forms import Forms
 from gtco.driver.layouts import Layouts
+from gtco.graph.fusion.repeat import Skeleton, skeleton
 
 if TYPE_CHECKING:
     from gtco.codegen.jobs import Kernel
-    from gtco.graph.fusion.repeat import Skeleton
     from gtco.graph.fusion.stages import Partition
     from gtco.graph.graph import Graph
     from gtco.search.policy import Policy
     from gtco.tensor.space import Config, Pick
+    from gtco.tensor.stage import Stage
+
+
+FAR = 6.0  # from a size that was searched to another that takes its stages
 
 
 class Shared:
@@ -43,6 +47,7 @@ class Shared:
         self.picks: dict[str, Pick] = {}
         self.passes: dict[Skeleton, set[int]] = {}
         self.partitions: dict[Skeleton, list[Partition]] = {}
+        self._searched: dict[Skeleton, list[float]] = {}  # how large those are
         self._source: Any = None
         self._arrays: dict[tuple[Any, ...], np.ndarray] = {}
         self._united: set[int] = set()  # the ids of these arrays
@@ -64,6 +69,23 @@ class Shared:
                 graph.constants[name] = one = self._arrays.setdefault(key, array)
                 self._united.add(id(one))
 
+    def near_one_that_was_searched(self, graph: Graph, scale: float) -> bool:
+        """True if stages were searched for a graph that differs from this one in sizes alone, and
+        that is neither much smaller nor much larger. ``scale``: the product of its sizes.
+        """
+        return any(
+            max(scale / other, other / scale) <= FAR
+            for other in self._searched.get(skeleton(graph), ())
+        )
+
+    def note_search(
+        self, graph: Graph, scale: float, policy: Policy, stages: Collection[Stage]
+    ) -> None:
+        """These stages were searched for the graph. Their configs are tried first at others."""
+        self._searched.setdefault(skeleton(graph), []).append(scale)
+        for stage in {stage.key: stage for stage in stages}.values():
+            self.forms.learn(policy, stage)
+
     def forget(self) -> None:
         """Lets go of everything, so that it takes no memory while the library is written."""
         self.kernels.clear()
@@ -72,6 +94,7 @@ class Shared:
         self.forms = Forms()
         self.picks.clear()
         self.passes.clear()
+        self._searched.clear()
         self.partitions.clear()
         self._source = None
         self._arrays.clear()

@@ -19,9 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco.cli import inspect_command, main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver import library, many
+from gtco.driver import fusing, library, many
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.many import Many, check_steps, searched
+from gtco.driver.many import Many, check_steps, in_order
+from gtco.graph.fusion import stages
 from gtco.report import gather
 from gtco.runtime.table import CSRC
 from gtco.support.errors import GtcoError, OptionError
@@ -205,15 +206,35 @@ def test_few_sizes_have_kernels_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("widths", "wanted"),
     [
-        ([32, 64, 96, 128, 160], [0, 4]),
-        ([160, 128, 96, 64, 32], [4, 0]),
-        ([*range(32, 1281, 32)], [0, 2, 11, 39]),
+        ([32, 64, 96, 128, 160], [0, 4, 1, 2, 3]),
+        ([160, 128, 96, 64, 32], [4, 0, 3, 2, 1]),
         ([7, 8], [0, 1]),
-        ([5, 5, 5], [0]),
+        ([5], [0]),
     ],
 )
-def test_which_sizes_are_searched(widths: Sequence[int], wanted: Sequence[int]) -> None:
-    assert searched([{"width": width} for width in widths]) == wanted
+def test_the_order_of_sizes(widths: Sequence[int], wanted: Sequence[int]) -> None:
+    assert in_order([{"width": width} for width in widths]) == wanted
+
+
+def test_which_sizes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest, the largest, and what is far from all that were searched."""
+    fuse, searched = stages.fuse, []
+
+    def noted(graph: Any, *given: Any, **options: Any) -> Any:
+        searched.append(graph.types["x"].shape[1])
+        return fuse(graph, *given, **options)
+
+    monkeypatch.setattr(fusing, "fuse", noted)
+    graph = helper.make_graph(
+        [helper.make_node("Softmax", ["x"], ["y"])],
+        "rows",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, "width"))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (4, "width"))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    options: Any = {"threads": 2, "tune": "off", "simplify": False, "cache": False}
+    with compile_model(model, dims={"width": [8, 16, 64, 96, 4000]}, **options):
+        assert searched == [8, 4000, 64]
 
 
 def test_too_many_steps_are_said_before_the_work() -> None:
