@@ -33,8 +33,15 @@ def kind_of(stage: Stage) -> Kind:
 
 
 def form_of(config: Config) -> Config:
-    """The config without decisions that are numbers of its kernel."""
-    return Config(config.sketch, tuple(c for c in config.choices if not c[0].startswith(CHUNKS)))
+    """The config without decisions that are numbers of its kernel; a cut into one piece is none, as
+    its kernel has no loop there.
+    """
+    kept = (c for c in config.choices if not c[0].startswith(CHUNKS) or c[1] == 1)
+    return Config(config.sketch, tuple(kept))
+
+
+def _uncut(form: Config) -> Config:
+    return Config(form.sketch, tuple(c for c in form.choices if not c[0].startswith(CHUNKS)))
 
 
 class Forms:
@@ -69,7 +76,8 @@ class Forms:
             return there
         kind, picks = kind_of(stage), list[Pick]()
         if (base := _analytic(policy)) is not None and kind in self._rivals:
-            picks = base.nearby(stage, [*self._known[kind]], self._rivals[kind])
+            known = dict.fromkeys(map(_uncut, self._known[kind]))
+            picks = base.nearby(stage, [*known], self._rivals[kind])
         self._near[stage.key] = picks
         return picks
 

@@ -169,10 +169,12 @@ class Many:
         assert shared is not None
         constants = run.graph.constants
         if not run.searched and (near := shared.forms.near(policy, stage)):
+            known = {*shared.forms.of(stage)}
             close = [pick for pick in near if pick.seconds <= CLOSE * near[0].seconds]
+            close.sort(key=lambda pick: form_of(pick.config) not in known)
             return next((p for p in close if shared.layouts.fits(p, stage, constants)), near[0])
         best = shared.layouts.choose(policy, {}, constants, stage)
-        known = shared.forms.of(stage)
+        known = {*shared.forms.of(stage)}
         if best is None or not known or form_of(best.config) in known:
             return best
         first = policy.choose(stage)

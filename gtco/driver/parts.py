@@ -31,6 +31,7 @@ MOST_PROVEN = 1 << 14  # the proof is asked at the range's last size too, or at 
 MOST_EXAMPLES = 1 << 27  # bytes of a module's example inputs for that
 LEAST_PROVEN = 64
 MOST_PLANS = 32  # parts of all choices of the other sizes, before some are left out
+FEW_CHOICES = 4  # with more, few cores get parts of one size and of four times that alone
 LEAST_PARTS = 2  # that are tried at each of many choices
 
 
@@ -47,7 +48,7 @@ def candidates(sizes: Range, cores: int, choices: int = 1) -> list[int]:
         return _of_one_size(sizes.low, choices)
     common = gcd(sizes.low, sizes.step)
     base = max(d for d in range(1, min(common, LARGEST_BASE) + 1) if common % d == 0)
-    most = 3 if cores < MANY_CORES else 4
+    most = (2 if choices > FEW_CHOICES else 3) if cores < MANY_CORES else 4
     most = min(most, max(LEAST_PARTS, MOST_PLANS // choices - len(sizes.weighted)))
     found = [part for i in range(most) if (part := base * GROWTH**i) <= sizes.high]
     if len(found) < most and 2 * found[-1] <= sizes.high:
