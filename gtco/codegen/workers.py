@@ -119,6 +119,10 @@ class Workers:
             self.hand_out(waiting)
             yield from (answer for _, answer in self.collect())
 
+    def ahead(self) -> Ahead:
+        """For jobs to be built while the caller does something else."""
+        return Ahead(self)
+
     @property
     def busy(self) -> list[_Worker]:
         return [w for w in self.workers if w.job]

@@ -143,7 +143,7 @@ class Library:
     def _prepare_many(self, machine: Target, records: Records | None, workers: Workers) -> None:
         """With many sizes: the steps from the model to the kernels, many of which sizes share."""
         symbol = self.symbol if self.range else ""
-        many = Many(self.sizes, self.compilations, symbol, self._kept, self._progress)
+        many = Many(self.sizes, self.compilations, symbol, self._kept, self._sure, self._progress)
         kept = many.cut(machine, records, workers)
         self._keep(kept)
         many.generate(self.compilations, workers)
@@ -158,6 +158,13 @@ class Library:
         }
         chosen = parts.kept(self.range[1], prices)
         return [number for number in numbers if self._samples(number) in chosen]
+
+    def _sure(self, number: int) -> bool:
+        """True for a part that the library gets whatever the others cost, the smallest of a
+        range."""
+        if self.range is None or len(self.range[1]) == 1:
+            return False
+        return self._samples(number) == min(map(self._samples, range(len(self.sizes))))
 
     def _leave_for(self, way: Dims) -> None:
         """Takes another way. A model that was lowered for the one before stays where the new one

@@ -55,8 +55,9 @@ def check_steps(known: Sequence[int], many: int) -> None:
 
 
 class Many:
-    """The compilations of all sizes. ``symbol``: of a range whose parts are among them, or "";
-    ``kept`` says then which of the parts at one choice of the other sizes the library gets.
+    """The compilations of all sizes. ``symbol``: of a range whose parts are among them, or "".
+    ``kept`` says then which of the parts at one choice of the other sizes the library gets, and
+    ``sure`` whether it gets a part whatever the others cost.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class Many:
         runs: Sequence[Compilation],
         symbol: str,
         kept: Callable[[Sequence[int]], list[int]],
+        sure: Callable[[int], bool],
         progress: Progress,
     ) -> None:
         self.sizes, self.runs, self.symbol = sizes, runs, symbol
-        self.kept, self.progress = kept, progress
+        self.kept, self.sure, self.progress = kept, sure, progress
         self.sharing: Sharing  # once the machine is known
         self._text = runs[0].options.dump is not None
         self._guessed: dict[str, tuple[Job | ProgramJob, Kernel | Failure]] = {}
@@ -89,7 +91,7 @@ class Many:
         start = time.perf_counter()
         self.runs[0].rates(machine)  # a phase of its own, if this machine was not measured
         kept, cut = list[int](), list[int]()
-        with Ahead(workers) as ahead:
+        with workers.ahead() as ahead:
             while order:
                 number, done = order.popleft(), len(cut) + 1
                 self.progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
@@ -105,7 +107,7 @@ class Many:
                     check_steps([len(self.runs[n].found.stages) for n in cut], many)
                 begun = time.perf_counter()
                 with uncollected():
-                    new = self._sure(number)
+                    new = [number] if self.sure(number) else []
                     for numbers in [one for one in left if {*cut}.issuperset(one)]:
                         left.remove(numbers)
                         new += self.kept(numbers) if self.symbol else numbers
@@ -188,13 +190,6 @@ class Many:
         ]
         fitting = (p for p in close if shared.layouts.fits(p, stage, constants))
         return next(fitting, best)
-
-    def _sure(self, number: int) -> list[int]:
-        """The number, if it is a part that the library gets whatever the others cost."""
-        if not self.symbol:
-            return []
-        least = min(one[self.symbol] for one in self.sizes)
-        return [number] if self.sizes[number][self.symbol] == least else []
 
     def _choices(self) -> list[list[int]]:
         """The numbers of the sizes, those together of which some may be left out: with a range, its

@@ -148,7 +148,7 @@ def shared_steps(
     if not (steps := alike(stages)):
         return {}
     sharing = Sharing(target)
-    with Ahead(workers) as ahead:
+    with workers.ahead() as ahead:
         sharing.outline(steps, lambda stage: choose(stage, ()), ahead)
         sharing.take(ahead.answers())
     made = sharing.compile(text, workers)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -51,6 +52,37 @@ class InProcess:
 
     def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
         return map(answer, jobs)
+
+    def ahead(self) -> AheadInProcess:
+        return AheadInProcess()
+
+
+class AheadInProcess:
+    """The interface of :class:`gtco.codegen.workers.Ahead`: jobs are built at once, no guess is."""
+
+    def __init__(self) -> None:
+        self.built: list[Kernel | Failure] = []
+
+    def __enter__(self) -> AheadInProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        self.built += map(answer, jobs)
+
+    def guess(self, jobs: Iterable[Job]) -> None:
+        pass
+
+    def so_far(self) -> list[Kernel | Failure]:
+        return self.built
+
+    def answers(self) -> list[Kernel | Failure]:
+        return self.built
+
+    def guessed(self) -> dict[str, Any]:
+        return {}
 
 
 def run(cases: Sequence[NodeCase]) -> dict[str, str]:
