@@ -60,7 +60,7 @@ def _of_one_size(size: int, choices: int) -> list[int]:
     """The size itself, and parts that it is a multiple of: a large batch may be faster in parts,
     whose activations stay in the caches.
     """
-    smaller = PARTS_OF_ONE if size >= LEAST_CUT else ()
+    smaller: tuple[int, ...] = PARTS_OF_ONE if size >= LEAST_CUT else ()
     smaller = smaller[: MOST_PLANS // choices - 1]
     return sorted({size, *(max(d for d in range(1, n + 1) if size % d == 0) for n in smaller)})
 
@@ -99,9 +99,9 @@ def kept(sizes: Range, prices: Mapping[int, float]) -> list[int]:
     found = sorted(prices)
     every = [*sizes]
     if len(every) == 1:
-        whole, best = found[-1], min(found, key=lambda part: prices[part] / part)
-        gain = prices[whole] / whole / (prices[best] / best)
-        return [best if gain >= GAIN else whole]
+        whole, cheapest = found[-1], min(found, key=lambda part: prices[part] / part)
+        gain = prices[whole] / whole / (prices[cheapest] / cheapest)
+        return [cheapest if gain >= GAIN else whole]
     looked = every[:: -(-len(every) // SAMPLED)]
     best = _costs(looked, found, prices)
 
