@@ -263,6 +263,19 @@ def test_a_kernel_that_cannot_begin_at_one_step_is_not_chosen_there() -> None:
     assert [s.label for s in found.stages].count("slice") == 1
 
 
+def test_fewer_stages_of_large_cones_are_priced() -> None:
+    """The states of a loop, put together: any of them may be in the stage."""
+
+    def together(count: int) -> int:
+        graph = Graph(("x",), (), {"x": TensorType((1, 4))})
+        parts = [graph.add("tanh", ("x",)) for _ in range(count)]
+        graph.outputs = (graph.add("concat", parts, TensorType((count, 4)), axis=0),)
+        return partition(graph, lambda stage: 1.0 + len(stage.operators) / 8).priced
+
+    few, many = together(40), together(400)
+    assert many < few < 1100
+
+
 def wide(count: int, dear: Sequence[int] = ()) -> Graph:
     rows: list[tuple[str, list[int]]] = [
         ("exp" if n in dear else "relu", [-1]) for n in range(count)

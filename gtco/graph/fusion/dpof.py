@@ -30,7 +30,8 @@ brute force over all partitions. Only one number stays exponential: that of the 
 than ``max_candidates``, at most so many are priced, and a descent finds them. It starts from the
 best of the greedy stages. It takes an operator in (with its readers, and with or without the stage
 found for it) or leaves one out (with everything that it reads), as long as that lowers the total.
-Once a search has priced ``MOST_PRICED`` stages, the limit per sink is ``HURRIED``.
+Once a search has priced ``MOST_PRICED`` stages, the limit per sink is ``HURRIED``; in large cones
+it is lower too.
 ``Partition.notes`` names every such cut. The bounds count stages, not seconds, so the same model
 always gives the same partition.
 
@@ -62,6 +63,9 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 # millisecond.
 MOST_PRICED = 5000
 HURRIED = 128
+# A stage that reads the steps of a loop, put together, takes longer to price the more there are. In
+# cones of more than LARGE operators fewer are priced, at least LEAST.
+LARGE, LEAST = 64, 32
 
 Cost = Callable[[Stage], float]
 # An operator and its tensors' types -> a lower bound on the seconds of any stage with it.
@@ -213,7 +217,7 @@ class Search:
                 lambda members: price(members) + rest(members)[0],
                 self.possible,
                 self.max_operators,
-                self._most(),
+                self._most(len(cone)),
             )
             self.cones[key] = local.stages()
             for cut in sorted(local.cuts):
@@ -232,10 +236,15 @@ class Search:
                 best, chosen = total, members
         return best[:2], tuple(cone[m] for m in chosen)
 
-    def _most(self) -> int:
-        """The number of stages that may be priced for the next kind of sink."""
+    def _most(self, operators: int) -> int:
+        """The number of stages that may be priced for the next kind of sink, with so many operators
+        in its cone.
+        """
+        most = self.max_candidates
+        if operators > LARGE:
+            most = min(most, max(LEAST, round(most * (LARGE / operators) ** 2)))
         hurried = len(self.pricer.memo) - self.priced_before >= MOST_PRICED
-        return min(HURRIED, self.max_candidates) if hurried else self.max_candidates
+        return min(HURRIED, most) if hurried else most
 
     def _rest(self, cone: Sequence[int]) -> Callable[[Members], tuple[float, int]]:
         """Time and number of the stages that hang directly below a stage of a cone."""

@@ -167,9 +167,10 @@ class Probe:
     def _concatenated(self, op: Operator, index: list[Expr]) -> None:
         known = self.scope.known
         axis, start = op["axis"], 0
+        before = known(index[axis] < start)
         for x in op.inputs:
             stop = start + shape_of(self.stage, x)[axis]
-            before, within = known(index[axis] < start), known(index[axis] < stop)
+            within = known(index[axis] < stop)
             if before is not True and within is not False:
                 if before is None:
                     self._decides(index[axis] >= start)
@@ -177,7 +178,7 @@ class Probe:
                     self._decides(index[axis] < stop)
                 self.parts.append(start)
                 self.follow(x, [*index[:axis], index[axis] - start, *index[axis + 1 :]])
-            start = stop
+            start, before = stop, within
 
     def _padded(self, op: Operator, index: list[Expr]) -> None:
         inner = [i - b for i, b in zip(index, op["before"], strict=True)]
