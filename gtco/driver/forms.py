@@ -3,7 +3,7 @@ sizes alone.
 
 A full look at a product prices some 200 configs. A stage of a further size prices those of the
 micro-kernels that its kind has elsewhere, with every cut into tasks and blocks
-(:meth:`gtco.search.analytic.AnalyticPolicy.nearby`), and gets a full look where another
+(:meth:`gtco.search.analytic.AnalyticPolicy.nearby`), and a sketch gets a full look where another
 micro-kernel promises more. So its kernel is often one that is there.
 """
 

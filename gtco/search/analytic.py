@@ -181,23 +181,25 @@ class AnalyticPolicy(PricingPolicy):
         self, stage: Stage, known: Collection[Config], rivals: Collection[str]
     ) -> list[Pick]:
         """Picks of a stage by the configs of others that are the same but for their sizes, the
-        least predicted time first. They are like a known config, or of the sketches ``rivals``, of
-        which none is known. Empty where none of a sketch can be had, or where another micro-kernel
-        promises clearly more: then :meth:`choose` has to look, which takes several times as long.
+        least predicted time first. They are like a known config. A sketch is looked at in full, as
+        :meth:`choose` does, if it is one of ``rivals`` and none of its configs is known, or if
+        these cannot be had here, or where another micro-kernel promises clearly more. So is one
+        that says it is to be chosen ``by_size``.
         """
         found: dict[Config, Pick] = {}
         for sketch in space_of(stage, self.target).sketches:
             like = [one.by_name for one in known if one.sketch == sketch.name]
-            if not like and sketch.name in rivals:
-                found |= {pick.config: pick for pick in self.picks(sketch)}
+            if not like and sketch.name not in rivals:
                 continue
+            if getattr(sketch, "by_size", False):
+                like = []
             tasks, before = 16 * self.target.cores, len(found)
             for one in like:
                 for config in self._extend(sketch, {}, tasks, one):
                     if config not in found:
                         found[config] = Pick(sketch, config, self.price(sketch, config))
-            if like and len(found) == before:
-                return []
+            if len(found) == before:
+                found |= {pick.config: pick for pick in self.picks(sketch)}
         return sorted(found.values(), key=lambda pick: pick.seconds)
 
     def _same(self, decision: Decision, option: Option) -> tuple[Option, ...]:

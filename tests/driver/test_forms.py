@@ -41,20 +41,17 @@ def test_what_other_sizes_have_is_near_the_best(made, searched) -> None:  # type
     policy, forms = AnalyticPolicy(MACHINE), Forms()
     for size in searched:
         forms.learn(policy, made(size))
-    drawn = np.random.default_rng(0).integers(searched[0], searched[-1], 40)
+    drawn = np.random.default_rng(0).integers(searched[0] + 1, searched[-1], 40)
     ratios = []
-    for size in map(int, drawn):
+    for size in {*map(int, drawn)} - {*searched}:
         near, best = forms.near(policy, made(size)), policy.choose(made(size))
         assert best is not None
-        if not near:
-            continue
         assert [p.seconds for p in near] == sorted(p.seconds for p in near)
         for pick in near:
             assert pick.sketch.stage is made(size) or pick.sketch.stage == made(size)
             assert check(pick.sketch, pick.config) is None
             assert pick.seconds == policy.price(pick.sketch, pick.config) >= best.seconds
         ratios.append(near[0].seconds / best.seconds)
-    assert len(ratios) > 12, "many sizes need no full look"
     assert exp(sum(map(log, ratios)) / len(ratios)) < 1.03
     assert max(ratios) < 1.1
 
@@ -64,9 +61,9 @@ def test_few_rows_are_looked_at_in_full() -> None:
     policy, forms = AnalyticPolicy(MACHINE), Forms()
     forms.learn(policy, product(640))
     assert forms.near(policy, product(320))
-    assert not forms.near(policy, product(1))
-    best = policy.choose(product(1))
+    near, best = forms.near(policy, product(1)), policy.choose(product(1))
     assert best is not None and form_of(best.config) not in forms.of(product(1))
+    assert near[0].config == best.config
     assert forms.predict(policy, product(1)) == best.seconds
 
 

@@ -82,6 +82,8 @@ class Winograd(WinogradFacts):
     """A 3x3 convolution on a CPU; see the module's text for the loops."""
 
     name = "winograd"
+    # the best micro-kernel depends on how many tiles a task has, and says little of other sizes
+    by_size = True
     structure = "SSSRS"
 
     @cached_property
