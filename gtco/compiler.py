@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.workers import Workers
 from gtco.driver.backend import backend_of
-from gtco.driver.caching import Caching, cache_of
+from gtco.driver.cache.caching import Caching, cache_of
 from gtco.driver.checks import (
     check_bundle,
     check_dump,
@@ -30,9 +30,9 @@ from gtco.driver.checks import (
 )
 from gtco.driver.compilation import Compilation, Progress, silent
 from gtco.driver.compiled import CompiledModel, CompileReport
-from gtco.driver.dynamic_shapes import dims_of
 from gtco.driver.library import Library
 from gtco.driver.quantizing import all_quantized, quantized
+from gtco.driver.sizes.dynamic_shapes import dims_of
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Target, target
 from gtco.runtime.artifact import Artifact, publish_alone

@@ -96,7 +96,7 @@ def list_dimensions(model: Path) -> int:
     from gtco.support.torchless import import_tvm
 
     import_tvm()
-    from gtco.driver.dimensions import open_dimensions
+    from gtco.driver.sizes.dimensions import open_dimensions
 
     found = open_dimensions(model)
     if not found:

@@ -309,7 +309,7 @@ def _package(name: str, pin: str, fix: str, needed: bool) -> Check:
 
 def cache_check() -> Check:
     """The cache of compiled libraries: its place, how many it has, their bytes, and the bound."""
-    from gtco.driver.library_cache import LibraryCache
+    from gtco.driver.cache.library_cache import LibraryCache
     from gtco.support.options import cache_bytes, cache_folder
 
     name = "library cache"

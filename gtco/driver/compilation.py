@@ -17,8 +17,8 @@ from gtco.driver.backend import Backend, backend_of
 from gtco.driver.checks import check_sizes, is_onnx, source_of
 from gtco.driver.compiled import CompileReport
 from gtco.driver.metadata import versions
-from gtco.driver.shared import Shared
-from gtco.driver.sharing import shared_steps
+from gtco.driver.sizes.shared import Shared
+from gtco.driver.sizes.sharing import shared_steps
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import Artifact, build_artifact

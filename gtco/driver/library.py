@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from gtco.codegen.workers import Workers
-from gtco.driver import parts
 from gtco.driver.checks import at_sizes, check_dump, is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier
 from gtco.driver.compiled import CompileReport
-from gtco.driver.many import FEW, Many
-from gtco.driver.proofs import Proofs
-from gtco.driver.shared import Shared
-from gtco.driver.variants import Part, Ranged, assemble_variants
-from gtco.driver.ways import Dims, notes, refusal, ways
+from gtco.driver.sizes import parts
+from gtco.driver.sizes.many import FEW, Many
+from gtco.driver.sizes.proofs import Proofs
+from gtco.driver.sizes.shared import Shared
+from gtco.driver.sizes.variants import Part, Ranged, assemble_variants
+from gtco.driver.sizes.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import build_artifact
 from gtco.runtime.library import read_metadata
@@ -43,10 +43,10 @@ MOST_VERIFIED = 16  # variants of a library that --verify compares
 
 class Library:
     """A model and its options, as a compilation for each variant; most models have one. With a
-    range that is made in parts (:mod:`gtco.driver.parts`) the variants are these, those of one
-    choice of the other sizes behind each other. Whether a range can be made so is known when the
+    range that is made in parts (:mod:`gtco.driver.sizes.parts`) the variants are these, those of
+    one choice of the other sizes behind each other. Whether a range can be made so is known when the
     model is read; until then the compilations are those of the first of the ways
-    (:mod:`gtco.driver.ways`).
+    (:mod:`gtco.driver.sizes.ways`).
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from gtco.driver.backend import backend_of
 from gtco.driver.checks import check_output, check_source, is_onnx, is_program, source_of
 from gtco.driver.compilation import Progress
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.dimensions import open_dimensions
+from gtco.driver.sizes.dimensions import open_dimensions
 from gtco.machine.target import target
 from gtco.support.errors import OptionError, ShapeError
 from gtco.support.options import CompileOptions, Quantization, c_compiler, path_of

@@ -1,7 +1,7 @@
 """The sizes that a library is compiled for: lists (``--dim batch=1,4,16``), of which each choice is
 compiled as a variant, and ranges (``--dim batch=1..64``). The sizes of one range may be sums of
 variants at each choice of the lists; the others are lists by another name
-(:mod:`gtco.driver.ways`).
+(:mod:`gtco.driver.sizes.ways`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from gtco.driver.forms import Forms, form_of
+from gtco.driver.sizes.forms import Forms, form_of
 from gtco.machine.target import TARGETS
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.recorded import RecordedPolicy

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import gtco
 from gtco.codegen.build import build
 from gtco.codegen.jobs import Job, Kernel
-from gtco.driver import layouts
+from gtco.driver.sizes import layouts
 from gtco.machine.target import TARGETS
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.policy import priced

@@ -17,11 +17,12 @@ from onnx import numpy_helper
 import gtco
 from gtco.cli import arguments
 from gtco.compiler import _options, compile_to_file
-from gtco.driver import cache_key, caching
 from gtco.driver.backend import backend_of
+from gtco.driver.cache import caching
+from gtco.driver.cache import key as cache_key
+from gtco.driver.cache.library_cache import ENTRY, LibraryCache
 from gtco.driver.compilation import Compilation, silent
 from gtco.driver.library import Library
-from gtco.driver.library_cache import ENTRY, LibraryCache
 from gtco.frontend import onnx as onnx_frontend
 from gtco.machine.target import target
 from gtco.search.records.records import Record, Records

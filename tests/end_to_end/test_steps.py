@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.sharing import ALONE, alike
+from gtco.driver.sizes.sharing import ALONE, alike
 from gtco.tensor.stage import Operator, TensorType, make_attrs, make_stage
 
 STEPS, SIZE, HIDDEN = 12, 10, 24

@@ -18,7 +18,7 @@ import onnx
 from onnx import numpy_helper
 
 import gtco.compiler
-from gtco.driver.parts import proven
+from gtco.driver.sizes.parts import proven
 from gtco.frontend.onnx import load_onnx, read_onnx
 from gtco.graph.lower.walk import lower
 from gtco.runtime.module import load

@@ -1,6 +1,6 @@
 """Drawn graphs whose last axes stay open, compiled for many sizes: so many that they share kernels
-(:mod:`gtco.driver.sharing`). All sizes are compared, in an order in which each size has others
-before it.
+(:mod:`gtco.driver.sizes.sharing`). All sizes are compared, in an order in which each size has
+others before it.
 
 Most graphs are those of :mod:`tests.random.images`, which hold at any size. Others are those of
 :mod:`tests.random.draw`, drawn at HEIGHT and WIDTH, two primes. Where a Reshape or an Expand has a

@@ -9,7 +9,7 @@ import pytest
 from gtco.cli import main
 from gtco.codegen.generate import generate
 from gtco.codegen.workers import Workers
-from gtco.driver.cache_key import weights_digest
+from gtco.driver.cache.key import weights_digest
 from gtco.machine.target import TARGETS, detect
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.recorded import RecordedPolicy

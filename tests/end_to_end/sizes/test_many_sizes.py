@@ -19,9 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco.cli import inspect_command, main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver import fusing, library, many
+from gtco.driver import fusing, library
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.many import Many, check_steps, in_order
+from gtco.driver.sizes import many
+from gtco.driver.sizes.many import Many, check_steps, in_order
 from gtco.graph.fusion import stages
 from gtco.report import gather
 from gtco.runtime.table import CSRC

@@ -18,9 +18,10 @@ from onnx import TensorProto, helper
 
 import gtco
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver import caching, parts
+from gtco.driver.cache import caching
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.parts import _costs, candidates, kept, proof_sizes
+from gtco.driver.sizes import parts
+from gtco.driver.sizes.parts import _costs, candidates, kept, proof_sizes
 from gtco.runtime.module import load
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.sizes import Range

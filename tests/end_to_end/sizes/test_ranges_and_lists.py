@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver import caching
+from gtco.driver.cache import caching
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.parts import candidates, most_choices
+from gtco.driver.sizes.parts import candidates, most_choices
 from gtco.runtime.module import load
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.sizes import Range

@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver import caching
+from gtco.driver.cache import caching
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.ways import ways
+from gtco.driver.sizes.ways import ways
 from gtco.runtime.module import Model, load
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.sizes import Range, choices, range_of
@@ -188,7 +188,7 @@ def test_torch_dims_of_images(tmp_path: Path) -> None:
 def test_torch_dims_with_a_step() -> None:
     from torch.export import Dim
 
-    from gtco.driver.dynamic_shapes import dims_of
+    from gtco.driver.sizes.dynamic_shapes import dims_of
 
     side = Dim("side", min=1, max=10)
     rows = 4 * Dim("n", min=2, max=3)

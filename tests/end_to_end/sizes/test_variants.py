@@ -19,8 +19,8 @@ import gtco
 from gtco.codegen.jobs import Kernel
 from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.dimensions import open_dimensions
-from gtco.driver.variants import renamed, symbolic
+from gtco.driver.sizes.dimensions import open_dimensions
+from gtco.driver.sizes.variants import renamed, symbolic
 from gtco.runtime.artifact import Artifact, write_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load

@@ -14,9 +14,9 @@ from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.workers import Ahead, Workers
 from gtco.driver.checks import at_sizes
 from gtco.driver.compilation import Compilation, Progress, silent
-from gtco.driver.forms import form_of
-from gtco.driver.layouts import CLOSE, LOOKED_AT
-from gtco.driver.sharing import Sharing
+from gtco.driver.sizes.forms import form_of
+from gtco.driver.sizes.layouts import CLOSE, LOOKED_AT
+from gtco.driver.sizes.sharing import Sharing
 from gtco.machine.target import Target
 from gtco.runtime.artifact import MAX_STEPS
 from gtco.search.records.records import Records

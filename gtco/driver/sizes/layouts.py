@@ -25,7 +25,7 @@ LOOKED_AT = 32  # configs of a stage
 
 class Layouts:
     """The layouts of constants that variants have so far. Constants of equal contents are one array
-    (:class:`gtco.driver.shared.Shared`), which is alive while this is used.
+    (:class:`gtco.driver.sizes.shared.Shared`), which is alive while this is used.
     """
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtco.driver.forms import Forms
-from gtco.driver.layouts import Layouts
+from gtco.driver.sizes.forms import Forms
+from gtco.driver.sizes.layouts import Layouts
 from gtco.graph.fusion.repeat import Skeleton, skeleton
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Shared:
     - ``layouts``: those in which constants are kept so far;
     - ``forms``: the configs of each kind of stage so far, where there are many sizes;
     - ``picks``: the choices for ``kernels`` that several sizes have together
-      (:mod:`gtco.driver.sharing`), by the stage's key;
+      (:mod:`gtco.driver.sizes.sharing`), by the stage's key;
     - ``passes``: the rewrites that changed a graph, by the graph as it was lowered without its
       sizes;
     - ``partitions``: those that were searched, by the graph without its sizes.

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gtco.driver.cache_key import library_key
+from gtco.driver.cache.key import library_key
+from gtco.driver.cache.library_cache import LibraryCache
 from gtco.driver.compiled import CompileReport
 from gtco.driver.library import Library
-from gtco.driver.library_cache import LibraryCache
 from gtco.machine.target import Machine
 from gtco.search.records.records import Records
 from gtco.support.options import CompileOptions, Tune, cache_bytes, cache_folder

@@ -1,5 +1,5 @@
 """Compiled libraries that are kept. Each has a folder, whose name is its key
-(:mod:`gtco.driver.cache_key`), with its files and ``entry.json``: their digests, and the report.
+(:mod:`gtco.driver.cache.key`), with its files and ``entry.json``: their digests, and the report.
 
 A folder gets its name in one step, when it is complete, so several processes may use the cache at
 once. Whatever is missing or damaged counts as not there. The folder's time says when the library

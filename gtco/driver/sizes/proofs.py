@@ -2,7 +2,7 @@
 parts' graphs.
 
 A model is imported at few sizes. At the smallest and the largest choice these are one sample, some,
-and the range's last size, as :mod:`gtco.driver.parts` says why. The graphs of the parts between
+and the range's last size (:mod:`gtco.driver.sizes.parts` says why). The graphs of the parts between
 follow from the proof, which says where each tensor has its samples. At another choice the model is
 imported at one size, and its graph is walked with the places that the proof has found: if every
 rule agrees, the graphs of all parts follow. If one does not, the model is imported as it is at the
@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from gtco.driver import parts
 from gtco.driver.checks import at_sizes, check_dump
 from gtco.driver.compilation import Compilation
+from gtco.driver.sizes import parts
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.samples import Samples, samples_along

@@ -43,9 +43,9 @@ def assemble_variants(
 ) -> Artifact:
     """The artifact of a model with several variants, for a CPU; with ``ranged`` they are the parts
     that a batch is made of, those with the same other sizes together. ``ranges``: the dimensions
-    whose sizes in the variants are a range. Constants that are one array
-    in several graphs (:class:`gtco.driver.shared.Shared`) are packed once for each layout. Takes
-    the constants out of the graphs, as :func:`assemble` does.
+    whose sizes in the variants are a range. Constants that are one array in several graphs
+    (:class:`gtco.driver.sizes.shared.Shared`) are packed once for each layout. Takes the constants
+    out of the graphs, as :func:`assemble` does.
     """
     constants: dict[str, np.ndarray] = {}
     names: list[dict[str, str]] = []

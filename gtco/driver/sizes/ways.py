@@ -1,6 +1,6 @@
 """The ways to read the sizes of a compile. Of several ranges one may be made in parts
-(:mod:`gtco.driver.parts`), and each size of the others is compiled. Which one that is depends on
-the model, so there are several ways, and the first that the model allows is taken.
+(:mod:`gtco.driver.sizes.parts`), and each size of the others is compiled. Which one that is depends
+on the model, so there are several ways, and the first that the model allows is taken.
 
     batch=1..64, width=32..320:32      any batch in parts, at each of 10 widths
                                        any width in parts, at each of 64 batches: too many
@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Literal
 
-from gtco.driver.parts import most_choices
+from gtco.driver.sizes.parts import most_choices
 from gtco.support.errors import OptionError, ShapeError
 from gtco.support.sizes import (
     MOST_VARIANTS,
