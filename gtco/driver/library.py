@@ -44,8 +44,8 @@ MOST_VERIFIED = 16  # variants of a library that --verify compares
 class Library:
     """A model and its options, as a compilation for each variant; most models have one. With a
     range that is made in parts (:mod:`gtco.driver.sizes.parts`) the variants are these, those of
-    one choice of the other sizes behind each other. Whether a range can be made so is known when the
-    model is read; until then the compilations are those of the first of the ways
+    one choice of the other sizes behind each other. Whether a range can be made so is known when
+    the model is read; until then the compilations are those of the first of the ways
     (:mod:`gtco.driver.sizes.ways`).
     """
 

@@ -30,7 +30,7 @@ from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments
 from gtco.tensor.emit.filtering import TRANSFORMS, Transform
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.nest.open import FIELDS, OpenNest
-from gtco.tensor.nest.open_images import WINDOW
+from gtco.tensor.nest.open_images import WINDOW, copy_run
 from gtco.tensor.nest.open_loops import LOAD, STORE, OpenLoops, Part, any_size
 
 # By the window's width. Tiles of six inputs share their points.
@@ -112,18 +112,12 @@ class _Loops(OpenLoops):
             self.transform_tile(t, self.args.inputs["a"].buffer, start, line)
 
         def border() -> None:
-            zero = tirx.const(0, "int64")
             run = self.held(of["channels"] * WIDTH, "run")
             at = self.held(x0 * of["channels"], "at")
             with em.loop(WIDTH, "i") as i:
                 into = self.held(self.patch + i * run, "into")
                 there = tirx.all(y0 + i >= 0, y0 + i < of["image_h"])
-                left = tirx.Select(there, tirx.min(tirx.max(zero - at, zero), run), run)
-                left = self.held(left, "left")
-                right = self.held(tirx.max(tirx.min(line - at, run), left), "right")
-                with em.when(tirx.any(left > 0, right < run)):
-                    self.copy(None, into, run)
-                self.copy((first_line + i) * line + at + left, into + left, right - left)
+                copy_run(em, self, there, (first_line + i) * line, line, at, run, into)
             self.transform_tile(t, self.scratch, self.patch, run)
 
         em.branch(inside, whole, border)

@@ -66,8 +66,6 @@ def gather(
     target: Expr,
 ) -> None:
     """Copies A[row, k0:k0 + depth] to ``target``. ``of`` has the numbers of a :class:`Window`."""
-    zero = tirx.const(0, "int64")
-
     held = loops.held
     above = em.let(tirx.truncdiv(row, of["out_w"]), "above")
     image = em.let(tirx.truncdiv(above, of["out_h"]), "image")
@@ -82,11 +80,30 @@ def gather(
         begin = held(tirx.max(ky * run, k0), "begin")
         count = held(tirx.min((ky + 1) * run, end) - begin, "count")
         into = held(target + (begin - k0), "into")
-        # where the run begins in a line of the image, and which part of it is inside
+        # where the run begins in a line of the image
         at = held(begin - ky * run + first_channel, "at")
         there = tirx.all(y0 + ky >= 0, y0 + ky < of["image_h"])
-        left = held(tirx.Select(there, tirx.min(tirx.max(zero - at, zero), count), count), "left")
-        right = held(tirx.max(tirx.min(line - at, count), left), "right")
-        with em.when(tirx.any(left > 0, right < count)):
-            loops.copy(None, into, count)
-        loops.copy((first_line + ky) * line + at + left, into + left, right - left)
+        copy_run(em, loops, there, (first_line + ky) * line, line, at, count, into)
+
+
+def copy_run(
+    em: Emitter,
+    loops: Copies,
+    there: Expr,
+    start: Expr,
+    line: Expr,
+    at: Expr,
+    count: Expr,
+    into: Expr,
+) -> None:
+    """Copies ``count`` neighbours of a line of an image from element ``at`` on, with zeros before
+    the line and behind it, and everywhere unless the line is ``there``. It begins at ``start`` and
+    has ``line`` elements.
+    """
+    zero = tirx.const(0, "int64")
+    left = tirx.Select(there, tirx.min(tirx.max(zero - at, zero), count), count)
+    left = loops.held(left, "left")
+    right = loops.held(tirx.max(tirx.min(line - at, count), left), "right")
+    with em.when(tirx.any(left > 0, right < count)):
+        loops.copy(None, into, count)
+    loops.copy(start + at + left, into + left, right - left)
