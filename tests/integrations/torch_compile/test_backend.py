@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 
 import gtco.compiler  # noqa: E402
-from gtco.driver import caching  # noqa: E402
+from gtco.driver.cache import caching  # noqa: E402
 from gtco.frontend.digest import digest_of  # noqa: E402
 from gtco.frontend.program_writes import notes_of_writes  # noqa: E402
 from gtco.frontend.pytorch import export  # noqa: E402
