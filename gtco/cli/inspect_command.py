@@ -131,8 +131,8 @@ def main(options: argparse.Namespace) -> int:
 def whole_json(
     found: Mapping[str, Inspection], of_range: Any, alone: bool, every: bool
 ) -> dict[str, Any]:
-    """What is printed with ``--json``. Of many variants it has those that are measured: 256 would
-    be 20 MB.
+    """What ``--json`` prints. Of many variants it shows the ones that were measured, because 256
+    variants would be 20 MB.
     """
     if alone:
         return next(iter(found.values())).to_json()

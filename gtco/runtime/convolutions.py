@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.runtime.products import OpenedKernels, ProductConfig, aligned, fields_of
+from gtco.runtime.products import OpenedKernels, ProductConfig, aligned, written
 from gtco.support.errors import ShapeError
 
 
@@ -105,15 +105,7 @@ class Convolutions(OpenedKernels):
         """The sizes of the next runs. ``config``: how they are run, instead of the config of least
         price. Raises :class:`ShapeError` for sizes or a config of which there is no convolution.
         """
-        fields = sizes.fields
-        if config is None:
-            answer = self._library.gtco_convolutions_set(self._open, fields, n)
-        else:
-            chosen = byref(fields_of(config))
-            answer = self._library.gtco_convolutions_set_config(self._open, fields, n, chosen)
-        self._set = None if answer else (sizes, n)
-        if answer:
-            raise ShapeError(self._error())
+        self._use("convolutions", (sizes, n), config, sizes.fields, n)
 
     def __call__(
         self,
@@ -138,10 +130,7 @@ class Convolutions(OpenedKernels):
         if self._set != (sizes, n):
             self.set(sizes, n)
         shape = (x.shape[0], *sizes.output, n)
-        if out is None:
-            out = np.empty(shape, np.float32)
-        elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-            raise ShapeError(f"out must be a dense float32 array of shape {shape}")
+        out = written(out, shape)
         self.runner(np.ascontiguousarray(x), weights.data, out)()
         return out
 

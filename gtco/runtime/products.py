@@ -87,6 +87,17 @@ def aligned(nbytes: int) -> np.ndarray:
     return room[start : nbytes + start].view(np.float32)
 
 
+def written(out: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    """The array for a result of this shape: ``out``, or a new one. Raises :class:`ShapeError` if
+    ``out`` does not fit.
+    """
+    if out is None:
+        return np.empty(shape, np.float32)
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ShapeError(f"out must be a dense float32 array of shape {shape}")
+    return out
+
+
 class OpenedKernels:
     """An open library and its threads: what :class:`Products` and
     :class:`gtco.runtime.convolutions.Convolutions` share. Calls must not overlap; open the library
@@ -145,6 +156,19 @@ class OpenedKernels:
 
         return call
 
+    def _use(self, kind: str, key: object, config: ProductConfig | None, *sizes: Any) -> None:
+        """Sets the sizes of the next runs by the functions of a kind; ``key`` stands for them.
+        Raises :class:`ShapeError` if there is no such product.
+        """
+        if config is None:
+            answer = getattr(self._library, f"gtco_{kind}_set")(self._open, *sizes)
+        else:
+            chosen = byref(fields_of(config))
+            answer = getattr(self._library, f"gtco_{kind}_set_config")(self._open, *sizes, chosen)
+        self._set = None if answer else key
+        if answer:
+            raise ShapeError(self._error())
+
     def _listed(self, name: str, *sizes: Any) -> list[tuple[ProductConfig, float]] | None:
         """The candidates by a function of the library; None where there is no such product."""
         configs, seconds = (ConfigFields * MOST)(), (c_double * MOST)()
@@ -198,14 +222,7 @@ class Products(OpenedKernels):
         """The sizes of the next runs. ``config``: how they are run, instead of the config of least
         price. Raises :class:`ShapeError` for sizes or a config of which there is no product.
         """
-        if config is None:
-            answer = self._library.gtco_products_set(self._open, m, n, k)
-        else:
-            chosen = byref(fields_of(config))
-            answer = self._library.gtco_products_set_config(self._open, m, n, k, chosen)
-        self._set = None if answer else (m, n, k)
-        if answer:
-            raise ShapeError(self._error())
+        self._use("products", (m, n, k), config, m, n, k)
 
     def __call__(
         self, a: np.ndarray, weights: PackedWeights, out: np.ndarray | None = None
@@ -218,10 +235,7 @@ class Products(OpenedKernels):
         m, k = a.shape
         if k != weights.k:
             raise ShapeError(f"A has {k} columns, and B was packed with {weights.k} rows")
-        if out is None:
-            out = np.empty((m, weights.n), np.float32)
-        elif out.shape != (m, weights.n) or out.dtype != np.float32 or not out.flags.c_contiguous:
-            raise ShapeError(f"out must be a dense float32 array of shape {(m, weights.n)}")
+        out = written(out, (m, weights.n))
         if self._set != (m, weights.n, k):
             self.set(m, weights.n, k)
         self.runner(a, weights.data, out)()

@@ -191,8 +191,8 @@ def test_nothing_is_ahead(tmp_path: Path) -> None:
 
 
 def test_guesses_are_built_by_workers_that_nothing_else_waits_for(tmp_path: Path) -> None:
-    """What is guessed later takes the place of what is not begun. A guess that was begun is not
-    begun again, and one that stands for another kernel of its name is.
+    """Later guesses replace earlier ones that no worker has begun. A worker does not begin the same
+    guess twice, but it begins a guess that stands for another kernel of the same name.
     """
     gate = tmp_path / "gate"
     body = (

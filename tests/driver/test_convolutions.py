@@ -10,25 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.driver.products import compile_products
-from gtco.machine.target import cpu_target, detect
 from gtco.runtime.convolutions import Convolution, Convolutions
 from gtco.runtime.products import Products
-from gtco.search.calibration.rates import RateTable
 from gtco.support.errors import ShapeError
+from tests.driver.any_size import TOLERANCE, compiled
 from tests.fences import fenced
 
-TOLERANCE = 2e-6  # of the sum of the products' magnitudes
 # With minimal filtering, of the largest such sum in a channel of an image: values of a whole tile
 # are added and subtracted for each output.
 FILTERED = 8e-6
-TARGET = "x86-64-v4" if detect().lanes == 16 else "x86-64-v3"
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("convolutions") / "products.so"
-    return compile_products(file, TARGET, RateTable(cpu_target(TARGET)))
+    return compiled(tmp_path_factory.mktemp("convolutions"))
 
 
 @pytest.fixture

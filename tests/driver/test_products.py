@@ -10,21 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.driver.products import compile_products
-from gtco.machine.target import cpu_target, detect
+from gtco.machine.target import cpu_target
 from gtco.runtime.products import Products
-from gtco.search.calibration.rates import RateTable
 from gtco.support.errors import ArtifactError, ShapeError
 from gtco.tensor.nest.open import nests, pack
-
-TOLERANCE = 2e-6  # of the sum of the products' magnitudes
-TARGET = "x86-64-v4" if detect().lanes == 16 else "x86-64-v3"
+from tests.driver.any_size import TARGET, TOLERANCE, compiled
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("products") / "products.so"
-    return compile_products(file, TARGET, RateTable(cpu_target(TARGET)))
+    return compiled(tmp_path_factory.mktemp("products"))
 
 
 @pytest.fixture

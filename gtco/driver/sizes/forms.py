@@ -33,8 +33,8 @@ def kind_of(stage: Stage) -> Kind:
 
 
 def form_of(config: Config) -> Config:
-    """The config without decisions that are numbers of its kernel; a cut into one piece is none, as
-    its kernel has no loop there.
+    """The config without the decisions that are only numbers of its kernel. A cut into one piece
+    stays in: its kernel has no loop there, so it is another kernel.
     """
     kept = (c for c in config.choices if not c[0].startswith(CHUNKS) or c[1] == 1)
     return Config(config.sketch, tuple(kept))

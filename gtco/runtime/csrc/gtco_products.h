@@ -73,7 +73,8 @@ int gtco_convolutions_choose(const gtco_products* p, const gtco_convolution* c, 
                              double* seconds);
 int gtco_convolutions_candidates(const gtco_products* p, const gtco_convolution* c, int64_t n, int room,
                                  gtco_product_config* configs, double* seconds);
-/* The sizes of the output's images; 0 where there is none, because a window is larger than a padded image. */
+/* Writes height and width of the output's images. Both axes count alone: 0 if the window is larger than the padded
+ * image. */
 void gtco_convolutions_output(const gtco_convolution* c, int64_t* out_h, int64_t* out_w);
 
 #ifdef __cplusplus

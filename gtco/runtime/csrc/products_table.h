@@ -15,7 +15,8 @@ typedef struct {
   int64_t size, tiles_h, tiles_w, plane_a, plane_c;
 } gtco_cut;
 
-/* What is multiplied: C[m, n] = A[m, k] x B[k, n]. A is a matrix, or the windows of images; their batch is 0 then. */
+/* The product C[m, n] = A[m, k] x B[k, n]. The rows of A are the windows of `images`; if their batch is 0, A is a plain
+ * matrix. */
 typedef struct {
   int64_t m, n, k;
   gtco_convolution images;

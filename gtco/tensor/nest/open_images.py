@@ -5,8 +5,8 @@
     A[pixel of the output, (ky, kx, channel)] = image[y0 + ky, x0 + kx, channel], or 0 outside
 
 Images lie as [batch, height, width, channels], so for one ``ky`` the elements of a row of A are a
-run of neighbours: kernel_w x channels. What is left of the image or right of it is zero, and so is
-a whole run above or below it. A block of k may begin and end inside a run.
+run of neighbours: kernel_w x channels. Elements beside the image are zeros, and so is a whole run
+above or below it. A block of k may begin and end inside a run.
 """
 
 from __future__ import annotations
