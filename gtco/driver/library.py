@@ -160,8 +160,8 @@ class Library:
         return [number for number in numbers if self._samples(number) in chosen]
 
     def _sure(self, number: int) -> bool:
-        """True for a part that the library gets whatever the others cost, the smallest of a
-        range."""
+        """True for a part that the library gets whatever the others cost, the smallest of a range.
+        """
         if self.range is None or len(self.range[1]) == 1:
             return False
         return self._samples(number) == min(map(self._samples, range(len(self.sizes))))

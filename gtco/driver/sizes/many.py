@@ -205,5 +205,5 @@ class Many:
         """
         if not self.symbol:
             return choices
-        order = sorted(choices, key=lambda numbers: prod(self.sizes[numbers[0]].values()))
+        order = sorted(choices, key=lambda numbers: scale_of(self.sizes[numbers[0]]))
         return order if len(order) < 3 else [order[0], order[-1]]

@@ -88,10 +88,6 @@ class _Loops(OpenLoops):
         row = self.held((above - image * of["tiles_h"]) * of["size"], "row")
         return image, row, self.held((tile - above * of["tiles_w"]) * of["size"], "column")
 
-    def count(self, left: Expr) -> Expr:
-        """How many elements a vector has where so many are left."""
-        return tirx.Cast("int32", tirx.min(left, tirx.const(self.lanes, "int64")))
-
     # inputs ---------------------------------------------------------------------------------------
     def transform_inputs(self, row0: Expr, t: Expr) -> None:
         """inputs[p, t, c] = (B^T x B)[p] of the tile ``row0 + t``. A tile that lies partly outside

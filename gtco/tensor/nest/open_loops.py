@@ -144,6 +144,10 @@ class OpenLoops:
             where = tirx.address_of(into[target + whole * lanes])
             T.evaluate(tirx.call_extern("int32", STORE, where, value, few))
 
+    def count(self, left: Expr) -> Expr:
+        """How many elements a vector has where so many are left; none is left at 0 and below."""
+        return tirx.Cast("int32", tirx.min(left, tirx.const(self.em.lanes, "int64")))
+
     def up(self, a: Expr, b: Expr) -> Expr:
         """a / b, rounded up; both are positive."""
         return tirx.truncdiv(a + (b - 1), b)
@@ -236,16 +240,12 @@ class _Loops(OpenLoops):
         target = em.let(at.start * of["n"] + column, "c")
         left = em.let(of["n"] - column, "left")
 
-        def count(j: int) -> Expr:
-            """How many columns the vector at column ``j`` has. No column is left at 0 and below."""
-            return tirx.Cast("int32", tirx.min(left - j, tirx.const(lanes, "int64")))
-
         def place(i: int, j: int) -> Expr:
             return target + i * of["n"] + j
 
         def load(i: int, j: int) -> Expr:
             where = tirx.address_of(self.out.buffer[place(i, j)])
-            return tirx.call_extern(f"float32x{lanes}", LOAD, where, count(j))
+            return tirx.call_extern(f"float32x{lanes}", LOAD, where, self.count(left - j))
 
         sums: list[tuple[int, int, Expr]] = []
         first = em.let(at.panel * row.vectors * of["k"] + at.k0, "b_step")
@@ -270,7 +270,7 @@ class _Loops(OpenLoops):
         def edge() -> None:
             for i, j, vector in sums:
                 where = tirx.address_of(self.out.buffer[place(i, j)])
-                T.evaluate(tirx.call_extern("int32", STORE, where, vector, count(j)))
+                T.evaluate(tirx.call_extern("int32", STORE, where, vector, self.count(left - j)))
 
         em.branch(left >= columns, whole, edge)
 
