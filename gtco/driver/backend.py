@@ -19,7 +19,7 @@ from gtco.runtime.driver import gpu_name
 from gtco.runtime.gpu_table import GPU_SOURCES
 from gtco.support.errors import ArtifactError, GtcoError, OptionError, ShapeError
 from gtco.support.options import EFFORTS, GPU_PRECISIONS, PRECISIONS, CompileOptions, Tune
-from gtco.support.sizes import choices, range_of
+from gtco.support.sizes import several
 from gtco.tensor.stage import NARROW_INDICES
 
 if TYPE_CHECKING:
@@ -210,16 +210,11 @@ class GpuBackend(Backend):
                 f"threads={options.threads}: '{self.machine.name}' is a GPU, whose kernels take "
                 "the threads that they are picked for; leave it out"
             )
-        if found := range_of(options.dims):
+        if options.launches == "persistent" and several(options.dims):
             raise OptionError(
-                f"--dim {found[0]}={found[1]} (dims): a library for GPUs such as "
-                f"'{self.machine.name}' has one shape: give one size (--shape {found[0]}=1)"
-            )
-        if len(variants := choices(options.dims)) > 1:
-            raise OptionError(
-                f"--dim (dims): a library for GPUs such as '{self.machine.name}' has one shape, "
-                f"and these lists are {len(variants)}: give one size each, and compile a library "
-                "for each shape"
+                "--launches persistent (launches='persistent'): one kernel has the steps of one "
+                "shape, and --dim (dims) asks for several: leave it out, and each shape is "
+                "launched as a graph, or compile a library for each shape"
             )
         if options.verify:
             with _without_gpu(

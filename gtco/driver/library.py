@@ -61,7 +61,7 @@ class Library:
         self.fetched: CompileReport | None = None  # of a library from the cache
         # A module is exported for each of its shapes; other models are read once.
         self.one_source = is_onnx(model) or is_program(model)
-        self._given = options.dims
+        self._given, self._launches = options.dims, options.launches
         self._ways = ways(options.dims)
         self._reasons: dict[str, str] = {}  # why a range is not made in parts
         self._cores = _cores(options)
@@ -137,8 +137,14 @@ class Library:
                 with at_sizes(sizes if self._several else {}):
                     run.lower(machine)
                 run.prepare(machine, records, workers)
+        said_first = notes(self._way, self._reasons)
+        if self._several and self._launches == "auto":
+            said_first.append(
+                "each shape is launched as a graph (launches=auto): one kernel for the whole model "
+                "would have the steps of one shape"
+            )
         for run in self.compilations:
-            run.report.notes[:0] = notes(self._way, self._reasons)
+            run.report.notes[:0] = said_first
 
     def _prepare_many(self, machine: Target, records: Records | None, workers: Workers) -> None:
         """With many sizes: the steps from the model to the kernels, many of which sizes share."""
@@ -328,8 +334,7 @@ class Library:
 
     def _link(self, folder: Path) -> Path:
         first, shared = self.compilations[0], self.compilations[0].shared
-        machine = first.policy.target
-        assert shared is not None and isinstance(machine, Target)  # GPUs have one variant
+        assert shared is not None
         for run in self.compilations:
             shared.unite(run.graph)
         made = [
@@ -342,7 +347,7 @@ class Library:
         artifact = assemble_variants(
             identifier(self.output.stem),
             made,
-            machine,
+            first.policy.target,
             first.options.threads,
             first.options.precision,
             self._notes([run.report for run in self.compilations]),
@@ -384,6 +389,7 @@ def _compilation(
     own = replace(options, shapes={**options.shapes, **given}, dims={})
     if shared is None:
         return Compilation(model, output, example_inputs, own, progress)
+    own = replace(own, launches="graph")  # a kernel of all steps has those of one shape
     if own.dump is not None:
         own = replace(own, dump=own.dump / label.replace(", ", ",").replace("/", "_"))
 

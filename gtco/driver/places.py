@@ -29,6 +29,26 @@ class Places(dict[str, BufferRef]):
     counter_bytes = 0
     between: Mapping[int, tuple[BufferRef, ...]]
 
+    def place_counters(self, offset: int, nbytes: int) -> None:
+        """Moves the counters to this offset, behind all tensors, of so many bytes: the variants of
+        a library have them in one place, since no variant may write to those of another.
+        """
+        if self.counter_bytes:
+            counters = BufferRef("arena", offset)
+            self.between = {i: (scratch, counters) for i, (scratch, _) in self.between.items()}
+            self.arena_bytes, self.counter_bytes = offset + nbytes, nbytes
+
+
+def share_counters(every: Sequence[Places]) -> int:
+    """Gives the variants' places one place for their counters, at the end of their one arena. Gives
+    the bytes of the counters.
+    """
+    nbytes = max(places.counter_bytes for places in every)
+    offset = max(places.arena_bytes - places.counter_bytes for places in every)
+    for places in every:
+        places.place_counters(offset, nbytes)
+    return nbytes
+
 
 def placed(graph: Graph, stages: Sequence[Stage], kernels: Mapping[str, Kernel]) -> Places:
     first = {stage.output.output: i for i, stage in enumerate(stages)}

@@ -186,9 +186,8 @@ def code_of(artifact: Artifact | GpuArtifact) -> list[bytes]:
 
 def variants_of(artifact: Artifact | GpuArtifact) -> Sequence[Variant]:
     """The variants, of which every artifact has one at least."""
-    if isinstance(artifact, Artifact) and artifact.variants:
-        return artifact.variants
-    return (Variant(artifact.inputs, artifact.outputs, artifact.steps, artifact.arena_bytes),)
+    own = Variant(artifact.inputs, artifact.outputs, artifact.steps, artifact.arena_bytes)
+    return artifact.variants or (own,)
 
 
 def _check(artifact: Artifact | GpuArtifact) -> None:
@@ -289,7 +288,7 @@ def _build(
             objects.append(f"kernels_{number}.o")
             (folder / objects[-1]).write_bytes(code)
     else:
-        plan = gpu_plan_source(artifact, inside, identity)
+        plan = gpu_plan_source(artifact, variants_of(artifact), inside, identity)
         sources, library = GPU_SOURCES, "-ldl"
         write_images(artifact, folder / "images")
         data += images_data("images")
@@ -329,8 +328,8 @@ def _build(
             artifact.inputs,
             artifact.outputs,
             variants_of(artifact),
-            artifact.cover if isinstance(artifact, Artifact) else None,
-            artifact.ranges if isinstance(artifact, Artifact) else {},
+            artifact.cover,
+            artifact.ranges,
         )
     )
     return identity
@@ -377,14 +376,14 @@ def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
         "arena_bytes": artifact.arena_bytes,
         "weights_bytes": artifact.weights_bytes,
     }
-    if isinstance(artifact, Artifact) and artifact.cover:
+    if artifact.cover:
         own["range"] = artifact.cover.to_json()
-    if isinstance(artifact, Artifact) and artifact.ranges:
+    if artifact.ranges:
         own["ranges"] = {
             name: {"low": sizes.low, "high": sizes.high, "step": sizes.step}
             for name, sizes in artifact.ranges.items()
         }
-    if isinstance(artifact, Artifact) and artifact.variants:
+    if artifact.variants:
         own["variants"] = [
             {
                 "sizes": dict(variant.sizes),

@@ -24,7 +24,8 @@ from gtco.support.toolchain import Compiling
 # The kernels stand behind the first, and kernels_end.c behind what they call (csrc/restart.h).
 CPU_SOURCES = (
     "kernels_begin.c memory.c kernels_end.c api.c cover.c cpu/check.c cpu/count.c cpu/features.c "
-    "cpu/features_arm.c error.c metadata.c restart.c tensors.c thread_pool.c variants.c weights.c"
+    "cpu/features_arm.c error.c metadata.c restart.c sizes.c tensors.c thread_pool.c variants.c "
+    "weights.c"
 ).split()
 COMPILE_FLAGS = "-std=gnu11 -O2 -fPIC -fvisibility=hidden -pthread".split()
 

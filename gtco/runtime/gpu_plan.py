@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gtco.runtime.plan import BufferRef, TensorSpec
+from gtco.runtime.plan import BufferRef, Cover, TensorSpec, Variant
+from gtco.support.sizes import Range
 
 # Architecture -> symbol of a kernel -> its definition: for "sm_80" a cubin (an ELF file), for
 # "compute_80" PTX, which the driver compiles for a newer GPU.
@@ -72,12 +73,12 @@ class GpuArtifact:
     """A model for GPUs, ready to be written. The fields that
     :class:`gtco.runtime.artifact.Artifact` has too mean the same.
 
-    - ``images``: all kernels of ``steps`` for each architecture, in the order in which these were
+    - ``images``: all kernels of all steps for each architecture, in the order in which these were
       asked for; PTX comes last
     - ``persistent``: the kernel that does all steps, if one was made. It has an image for at least
-      one architecture, and no PTX
-    - ``counter_bytes``: the size of the blocks' counters at the end of the arena. They are zero
-      before the first run, and every step leaves them zero
+      one architecture, and no PTX. A model of several shapes has none
+    - ``counter_bytes``: the size of the blocks' counters at the end of the arena, in the same place
+      for all variants. They are zero before the first run, and every step leaves them zero
     """
 
     name: str
@@ -90,6 +91,14 @@ class GpuArtifact:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     persistent: PersistentKernel | None = None
     counter_bytes: int = 0
+    variants: tuple[Variant, ...] = ()
+    cover: Cover | None = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    @property
+    def every_step(self) -> tuple[GpuStep, ...]:
+        """The steps of all variants, one variant after the other."""
+        return self.steps or tuple(step for variant in self.variants for step in variant.steps)
 
     @property
     def weights_bytes(self) -> int:

@@ -14,8 +14,8 @@ from gtco.runtime.table import c_string, comment_text, plan_document
 from gtco.support.errors import BuildError
 
 GPU_SOURCES = (
-    "cuda/api.c cuda/device.c cuda/driver.c cuda/graph.c cuda/images.c cuda/persistent.c error.c "
-    "metadata.c tensors.c variants.c weights.c"
+    "cuda/api.c cuda/device.c cuda/driver.c cuda/graph.c cuda/images.c cuda/persistent.c cover.c "
+    "error.c metadata.c sizes.c tensors.c variants.c weights.c"
 ).split()
 # For every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
 MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10
@@ -33,7 +33,7 @@ def check_launches(artifact: GpuArtifact) -> None:
             f"{artifact.counter_bytes} bytes of counters, in an arena of {artifact.arena_bytes}"
         )
     arity: dict[str, int] = {}
-    for number, step in enumerate(artifact.steps):
+    for number, step in enumerate(artifact.every_step):
         where = f"step {number} ({step.kernel})"
         if not all(1 <= n <= most for n, most in zip(step.grid, MAX_GRID, strict=True)):
             raise BuildError(f"{where} has the grid {step.grid}; 1 to {MAX_GRID} are possible")
@@ -64,7 +64,9 @@ def _check_persistent(artifact: GpuArtifact, kernel: PersistentKernel) -> None:
     """Raises if the tables cannot describe the kernel's work."""
     tensors = len(artifact.inputs) + len(artifact.outputs)
     wrong = ""
-    if missing := [n for n in artifact.images if n not in kernel.images and not is_ptx(n)]:
+    if artifact.variants:
+        wrong = "does the steps of one shape, and the model has several"
+    elif missing := [n for n in artifact.images if n not in kernel.images and not is_ptx(n)]:
         wrong = f"has no image for {', '.join(missing)}"
     elif not any(kernel.images.values()):
         wrong = "has no machine code for any architecture"
@@ -97,7 +99,7 @@ def _check_persistent(artifact: GpuArtifact, kernel: PersistentKernel) -> None:
 
 def kernels(artifact: GpuArtifact) -> list[str]:
     """The kernels in the order of the tables."""
-    return list(dict.fromkeys(step.kernel for step in artifact.steps))
+    return list(dict.fromkeys(step.kernel for step in artifact.every_step))
 
 
 def image_sizes(artifact: GpuArtifact) -> dict[str, int]:
@@ -148,13 +150,17 @@ def images_data(file: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes) -> str:
-    """The C source that defines ``gtco_the_plan`` and ``gtco_the_cuda_plan``."""
+def gpu_plan_source(
+    artifact: GpuArtifact, variants: Sequence[Variant], weights_inside: bool, identity: bytes
+) -> str:
+    """The C source that defines ``gtco_the_plan`` and ``gtco_the_cuda_plan``. ``variants``: those of
+    the artifact, of which every artifact has one at least.
+    """
     names = kernels(artifact)
     shared = dict.fromkeys(names, 0)
     launches: list[str] = []
     refs: list[BufferRef] = []
-    for step in artifact.steps:
+    for step in artifact.every_step:
         grid = ", ".join(map(str, step.grid))
         launches.append(
             f"  {{{names.index(step.kernel)}, {len(refs)}, {len(step.buffers)}, {{{grid}}}, "
@@ -182,7 +188,6 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
             "};",
         ]
         images.append(f'  {{"{name}", {major}, {minor}, GTCO_CODE_{kind}, cubins_{number}}},')
-    only = Variant(artifact.inputs, artifact.outputs, artifact.steps, artifact.arena_bytes)
     definitions = [
         '#include "cuda/plan.h"',
         "",
@@ -208,18 +213,20 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
         name=artifact.name,
         inputs=artifact.inputs,
         outputs=artifact.outputs,
-        variants=(only,),
+        variants=variants,
         definitions=definitions,
         refs=refs,
         features=(),
         numbers={
-            "num_steps": len(artifact.steps),
+            "num_steps": len(launches),
             "arena_bytes": artifact.arena_bytes,
             "weights_bytes": artifact.weights_bytes,
         },
         weights_inside=weights_inside,
         identity=identity,
         steps="NULL",
+        cover=artifact.cover,
+        ranges=artifact.ranges,
     )
 
 

@@ -295,13 +295,13 @@ class Model:
         caller = Caller(values, device, stream)
         inputs = [
             caller.borrow("input", spec, value)
-            for spec, value in zip(self.inputs, values, strict=True)
+            for spec, value in zip(variant.inputs, values, strict=True)
         ]
         if given is None:
-            given = caller.outputs(self.outputs)
+            given = caller.outputs(variant.outputs)
         outputs = [
             caller.borrow("output", spec, value)
-            for spec, value in zip(self.outputs, given, strict=True)
+            for spec, value in zip(variant.outputs, given, strict=True)
         ]
         held = caller.held([*values, *given])
         held += [holder for _, holder in (*inputs, *outputs)] if held else []

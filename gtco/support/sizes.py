@@ -222,6 +222,11 @@ def choices(dims: Mapping[str, Any]) -> list[dict[str, int]]:
     ]
 
 
+def several(dims: Mapping[str, Any]) -> bool:
+    """True if a library of these sizes runs more than one shape, or a range in parts."""
+    return range_of(dims) is not None or len(choices(dims)) > 1
+
+
 def spread(sizes: Sequence[Mapping[str, int]], most: int) -> list[int]:
     """The numbers of at most so many of the sizes, ascending: the smallest, the largest, and others
     evenly between them, by the product of the dimensions.

@@ -15,6 +15,7 @@ from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel, ProgramJob
 from gtco.codegen.nvrtc import Image
 from gtco.driver.compilation import Compilation, silent
 from gtco.driver.compiled import CompileReport
+from gtco.driver.library import Library
 from gtco.machine.gpu import gpu_target
 from gtco.runtime.module import load
 from gtco.support.options import CompileOptions
@@ -97,6 +98,29 @@ def prepared(
     workers = Emulating(folder / "kernels.so")
     run.prepare(gpu_target(target), None, workers)  # type: ignore[arg-type]
     return run, workers
+
+
+def several(
+    driver: FakeDriver, folder: Path, model: Any, example: Any, arch: str, **options: Any
+) -> tuple[CompileReport, Any, Emulating]:
+    """As :func:`emulated`, of a library of several sizes, which ``dims`` names."""
+    made, workers = prepared_library(folder, model, example, f"cuda:{arch}", **options)
+    generation = gpu_target(f"cuda:{arch}").generation
+    workers.link(10 * generation)
+    made.finish(folder)
+    driver.reset(1, generation // 10, generation % 10, 1)
+    return made.report(), load(folder / "model.so"), workers
+
+
+def prepared_library(
+    folder: Path, model: Any, example: Any, target: str, **options: Any
+) -> tuple[Library, Emulating]:
+    """The library's variants with their stages, picks and programs."""
+    chosen = CompileOptions(target=target, **options)
+    made = Library(model, folder / "model.so", example, chosen, silent)
+    workers = Emulating(folder / "kernels.so")
+    made.prepare(gpu_target(target), None, workers)  # type: ignore[arg-type]
+    return made, workers
 
 
 def outputs(model: Any, workers: Emulating, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

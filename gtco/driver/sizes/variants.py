@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from gtco.codegen.generate import Generated
-from gtco.codegen.jobs import Kernel
-from gtco.driver.assembly import code_of, specs, steps_of
+from gtco.codegen.jobs import GpuKernel, Kernel
+from gtco.driver.assembly import code_of, images_of, specs, steps_of
 from gtco.driver.metadata import loops_of, metadata
-from gtco.driver.places import Weights, placed
+from gtco.driver.places import Weights, placed, share_counters
 from gtco.graph.graph import Graph
-from gtco.machine.target import Target
+from gtco.machine.gpu import GpuTarget
+from gtco.machine.target import Machine
 from gtco.runtime.artifact import Artifact
+from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.runtime.plan import BufferRef, Cover, TensorSpec, Variant
 from gtco.support.sizes import Range, apart
 from gtco.tensor.packing import Packing
@@ -33,20 +36,21 @@ class Part:
 def assemble_variants(
     name: str,
     parts: Sequence[Part],
-    target: Target,
+    target: Machine,
     threads: int,
     precision: str,
     notes: Sequence[str],
     identity: str = "",
     ranged: Ranged | None = None,
     ranges: Mapping[str, Range] = MappingProxyType({}),
-) -> Artifact:
-    """The artifact of a model with several variants, for a CPU; with ``ranged`` they are the parts
-    that a batch is made of, those with the same other sizes together. ``ranges``: the dimensions
-    whose sizes in the variants are a range. Constants that are one array in several graphs
+) -> Artifact | GpuArtifact:
+    """The artifact of a model with several variants; with ``ranged`` they are the parts that a
+    batch is made of, those with the same other sizes together. ``ranges``: the dimensions whose
+    sizes in the variants are a range. Constants that are one array in several graphs
     (:class:`gtco.driver.sizes.shared.Shared`) are packed once for each layout. Takes the constants
     out of the graphs, as :func:`assemble` does.
     """
+    gpu = isinstance(target, GpuTarget)
     constants: dict[str, np.ndarray] = {}
     names: list[dict[str, str]] = []
     by_id: dict[int, str] = {}
@@ -60,14 +64,17 @@ def assemble_variants(
     weights = Weights(constants)
     kernels: dict[str, Kernel] = {}
     variants = []
-    for number, (part, own) in enumerate(zip(parts, names, strict=True)):
+    every = [
+        placed(p.graph, p.generated.stages, p.generated.kernels if gpu else {}) for p in parts
+    ]
+    counters = share_counters(every)
+    for number, (part, own, places) in enumerate(zip(parts, names, every, strict=True)):
         made = part.generated
         used = {stage.key: made.kernels[stage.key] for stage in made.stages}
         for key, kernel in used.items():
-            if kernels.setdefault(kernel.symbol, kernel).code != kernel.code:
+            if not _same_code(kernels.setdefault(kernel.symbol, kernel), kernel):
                 used[key] = renamed(kernel, number)
                 kernels[used[key].symbol] = used[key]
-        places = placed(part.graph, made.stages, {})
         place = _named(weights, own)
         variants.append(
             Variant(
@@ -88,23 +95,25 @@ def assemble_variants(
     if cover:
         inputs = with_symbol(inputs, [one.inputs for one in ones], cover)
         outputs = with_symbol(outputs, [one.outputs for one in ones], cover)
-    return Artifact(
-        name=name,
-        inputs=inputs,
-        outputs=outputs,
-        steps=(),
-        arena_bytes=max(variant.arena_bytes for variant in variants),
-        weights=weights.packed(),
-        **code_of(kernels.values(), target),
-        threads=threads,
-        metadata={
+    common: dict[str, Any] = {
+        "name": name,
+        "inputs": inputs,
+        "outputs": outputs,
+        "steps": (),
+        "arena_bytes": max(variant.arena_bytes for variant in variants),
+        "weights": weights.packed(),
+        "metadata": {
             **metadata(target, precision, notes, identity, weights.formats),
             **loops_of(kernels.values()),
         },
-        variants=tuple(variants),
-        cover=cover,
-        ranges=ranges,
-    )
+        "variants": tuple(variants),
+        "cover": cover,
+        "ranges": ranges,
+    }
+    if isinstance(target, GpuTarget):
+        images = images_of(kernels.values(), target)
+        return GpuArtifact(**common, images=images, counter_bytes=counters)
+    return Artifact(**common, **code_of(kernels.values(), target), threads=threads)
 
 
 @dataclass(frozen=True)
@@ -150,14 +159,28 @@ def _named(
     return lambda name, packing: weights.place(names[name], packing)
 
 
+def _same_code(one: Kernel, other: Kernel) -> bool:
+    if isinstance(one, GpuKernel) and isinstance(other, GpuKernel):
+        return one.images == other.images
+    return one.code == other.code
+
+
 def renamed(kernel: Kernel, variant: int) -> Kernel:
     """The kernel under a name of the variant's own, for a stage that variants have with different
     configs. The new name is as long as the old one, so the object's bytes stay where they are.
     """
     symbol = f"v{variant:03d}_{kernel.symbol.removeprefix('gtco_')}"
     assert len(symbol) == len(kernel.symbol), kernel.symbol
-    code = kernel.code.replace(kernel.symbol.encode(), symbol.encode())
-    return replace(kernel, symbol=symbol, code=code)
+    old, new = kernel.symbol.encode(), symbol.encode()
+    if not isinstance(kernel, GpuKernel):
+        return replace(kernel, symbol=symbol, code=kernel.code.replace(old, new))
+    images = {
+        arch: replace(
+            image, cubin=image.cubin.replace(old, new), ptx=image.ptx.replace(old, new)
+        )
+        for arch, image in kernel.images.items()
+    }
+    return replace(kernel, symbol=symbol, images=images)
 
 
 def symbolic(

@@ -7,11 +7,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "cover.h"
 #include "cpu/count.h"
 #include "cpu/features.h"
 #include "error.h"
 #include "plan.h"
+#include "sizes.h"
 #include "tensors.h"
 #include "thread_pool.h"
 #include "variants.h"
@@ -46,9 +46,7 @@ struct gtco_model {
   int* patches_end; /* of each variant; they begin where those of the variant before end */
   int num_patches;
   char* parallel;   /* of each variant: whether a step of it has several tasks */
-  gtco_parts* parts; /* of a model with a range: how its samples are run, at each choice of its other sizes */
-  gtco_parts* chosen; /* of these, for the next run */
-  const gtco_variant* variant; /* of the next run; NULL until gtco_set_shapes chooses it */
+  gtco_sizes sizes; /* of the next run */
   _Atomic int busy;
   char error[GTCO_MESSAGE_BYTES];
   gtco_model *next, *previous; /* list of open handles, for fork */
@@ -129,16 +127,6 @@ static gtco_status check_cpu(char* message) {
                    plan->name, missing, cpu);
 }
 
-/* Bytes of a tensor in the variant where it is largest. */
-static size_t most_bytes(int tensor) {
-  int64_t most = 0;
-  for (int v = 0; v < plan->num_variants; ++v) {
-    const int64_t bytes = gtco_tensor(&plan->variants[v], tensor)->nbytes;
-    if (bytes > most) most = bytes;
-  }
-  return (size_t)most;
-}
-
 /* One mapping for all of a handle's memory. It is not touched here: the system gives pages when kernels write to them.
  * Kernels access nothing beyond the next multiple of GTCO_ALIGNMENT bytes from a buffer's beginning. So users' tensors
  * need no room behind them, even if they end before an inaccessible page (in_place). */
@@ -152,7 +140,7 @@ static gtco_status allocate(gtco_model* m, char* message) {
   m->patches_end = calloc((size_t)plan->num_variants, sizeof *m->patches_end);
   m->parallel = calloc((size_t)plan->num_variants, sizeof *m->parallel);
   size_t total = gtco_round_up((size_t)plan->arena_bytes, PAGE);
-  for (int t = 0; t < tensors; ++t) total += gtco_round_up(most_bytes(t), PAGE);
+  for (int t = 0; t < tensors; ++t) total += gtco_round_up(gtco_most_bytes(t), PAGE);
   /* An odd number of pages apart, so that the threads' scratch does not fall on the same cache sets. */
   m->pool.workspace_stride = (int64_t)((gtco_round_up((size_t)plan->workspace_bytes, PAGE) / PAGE) | 1) * PAGE;
   total += (size_t)m->pool.workspace_stride * (size_t)m->pool.threads + HUGE_PAGE;
@@ -173,7 +161,7 @@ static void lay_out(gtco_model* m) {
   char* next = arena + gtco_round_up((size_t)plan->arena_bytes, PAGE);
   for (int t = 0; t < gtco_num_tensors(); ++t) {
     m->staging[t] = next;
-    next += gtco_round_up(most_bytes(t), PAGE);
+    next += gtco_round_up(gtco_most_bytes(t), PAGE);
   }
   m->pool.workspaces = next;
   for (int v = 0; v < plan->num_variants; ++v) {
@@ -223,9 +211,7 @@ static gtco_status set_up(const gtco_options* options, gtco_model* m, char* mess
   int error = gtco_pool_start(pool);
   if (error)
     return gtco_fail(message, GTCO_ERROR_THREADS, "cannot start %d threads: %s", pool->threads - 1, strerror(error));
-  if (plan->range) return gtco_parts_open(&m->parts, message);
-  if (plan->num_variants == 1) m->variant = plan->variants;
-  return GTCO_OK;
+  return gtco_sizes_open(&m->sizes, message);
 }
 
 static void release(gtco_model* m) {
@@ -237,7 +223,7 @@ static void release(gtco_model* m) {
   free(m->patches);
   free(m->patches_end);
   free(m->parallel);
-  gtco_parts_close(m->parts);
+  gtco_sizes_close(&m->sizes);
   free(m->pool.workers);
   free((void*)m->pool.unbroken);
   free(m);
@@ -287,14 +273,12 @@ static int in_place(const void* pointer, int64_t bytes) {
   return (begin + (uintptr_t)bytes - 1) / PAGE == (begin + gtco_round_up((size_t)bytes, GTCO_ALIGNMENT) - 1) / PAGE;
 }
 
-/* Runs a variant on the samples from `first` on, which is 0 for a model without a range. */
-static int run_part(gtco_model* m, int number, int64_t first, const void* const* inputs, void* const* outputs,
+static int run_part(gtco_model* m, const gtco_part* part, const void* const* inputs, void* const* outputs,
                     double* seconds) {
-  const gtco_variant* variant = &plan->variants[number];
-  const int tensors = gtco_num_tensors();
+  const gtco_variant* variant = &plan->variants[part->variant];
+  const int tensors = gtco_num_tensors(), number = part->variant;
   for (int t = 0; t < tensors; ++t) {
-    const char* pointer = gtco_pointer(inputs, outputs, t);
-    if (first) pointer += first * m->chosen->sample_bytes[t];
+    const void* pointer = gtco_part_pointer(&m->sizes, part, gtco_pointer(inputs, outputs, t), t);
     const int64_t bytes = gtco_tensor(variant, t)->nbytes;
     m->pointers[t] = in_place(pointer, bytes) ? (void*)pointer : m->staging[t];
     if (t < plan->num_inputs && m->pointers[t] != pointer && bytes) memcpy(m->pointers[t], pointer, (size_t)bytes);
@@ -305,8 +289,7 @@ static int run_part(gtco_model* m, int number, int64_t first, const void* const*
   int error = gtco_pool_run(&m->pool, seconds);
   if (error) return error;
   for (int t = plan->num_inputs; t < tensors; ++t) {
-    char* pointer = outputs[t - plan->num_inputs];
-    if (first) pointer += first * m->chosen->sample_bytes[t];
+    void* pointer = (void*)gtco_part_pointer(&m->sizes, part, outputs[t - plan->num_inputs], t);
     const int64_t bytes = gtco_tensor(variant, t)->nbytes;
     if (m->pointers[t] != pointer && bytes) memcpy(pointer, m->pointers[t], (size_t)bytes);
   }
@@ -314,30 +297,14 @@ static int run_part(gtco_model* m, int number, int64_t first, const void* const*
 }
 
 static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
-  const gtco_variant* variant = m->variant;
-  if (!variant && plan->range)
-    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
-                     "gtco_run: model '%s' was compiled for %s of %lld to %lld; gtco_set_shapes says which one the run has",
-                     plan->name, plan->range->symbol, (long long)plan->range->low, (long long)plan->range->high);
-  if (!variant)
-    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
-                     "gtco_run: model '%s' was compiled for %d shapes; gtco_set_shapes says which one the run has",
-                     plan->name, plan->num_variants);
-  gtco_status status = gtco_check_pointers(variant, inputs, outputs, m->error);
+  gtco_status status = gtco_sizes_ready(&m->sizes, m->error);
+  if (status == GTCO_OK) status = gtco_check_pointers(m->sizes.variant, inputs, outputs, m->error);
   if (status != GTCO_OK) return status;
   int error = 0;
-  if (!plan->range) {
-    error = run_part(m, (int)(variant - plan->variants), 0, inputs, outputs, seconds);
-  } else {
-    const gtco_cover* cover = m->chosen->cover;
-    int64_t first = 0;
-    for (int v = cover->num_variants - 1; v >= 0 && !error; --v)
-      for (int64_t i = 0; i < m->chosen->counts[v] && !error; ++i) {
-        const int number = cover->first_variant + v;
-        error = run_part(m, number, first, inputs, outputs, seconds);
-        first += cover->sizes[v];
-        if (seconds) seconds += plan->variants[number].num_steps;
-      }
+  gtco_part part = {0};
+  while (!error && gtco_next_part(&m->sizes, &part)) {
+    error = run_part(m, &part, inputs, outputs, seconds);
+    if (seconds) seconds += plan->variants[part.variant].num_steps;
   }
   if (error)
     return gtco_fail(m->error, GTCO_ERROR_THREADS, "cannot start %d threads after a fork: %s", m->pool.threads - 1,
@@ -345,27 +312,13 @@ static gtco_status run(gtco_model* m, const void* const* inputs, void* const* ou
   return GTCO_OK;
 }
 
-const gtco_variant* gtco_variant_of(const gtco_model* model) { return model->variant; }
-
-/* The shapes of the next runs. Nothing changes if the model was not compiled for them. */
-static gtco_status set_shapes(gtco_model* m, const int64_t* const* shapes) {
-  const gtco_variant* found = NULL;
-  gtco_status status;
-  if (plan->range) {
-    status = gtco_parts_of(m->parts, shapes, &m->chosen, m->error);
-    if (status == GTCO_OK) found = &m->chosen->sized;
-  } else {
-    status = gtco_find_variant(shapes, &found, m->error);
-  }
-  if (status == GTCO_OK) m->variant = found;
-  return status;
-}
+const gtco_variant* gtco_variant_of(const gtco_model* model) { return model->sizes.variant; }
 
 EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
   if (!model) return GTCO_ERROR_ARGUMENT;
   if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
   model->error[0] = '\0';
-  gtco_status status = set_shapes(model, shapes);
+  gtco_status status = gtco_sizes_set(&model->sizes, shapes, model->error);
   atomic_store(&model->busy, 0);
   return status;
 }
@@ -375,7 +328,7 @@ EXPORT gtco_status gtco_run_shapes(gtco_model* model, const int64_t* const* shap
   if (!model) return GTCO_ERROR_ARGUMENT;
   if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
   model->error[0] = '\0';
-  gtco_status status = set_shapes(model, shapes);
+  gtco_status status = gtco_sizes_set(&model->sizes, shapes, model->error);
   if (status == GTCO_OK) status = run(model, inputs, outputs, NULL);
   atomic_store(&model->busy, 0);
   return status;

@@ -14,6 +14,15 @@ const gtco_tensor_info* gtco_tensor(const gtco_variant* variant, int tensor) {
   return gtco_is_output(tensor) ? &variant->outputs[tensor - plan->num_inputs] : &variant->inputs[tensor];
 }
 
+size_t gtco_most_bytes(int tensor) {
+  int64_t most = 0;
+  for (int v = 0; v < plan->num_variants; ++v) {
+    const int64_t bytes = gtco_tensor(&plan->variants[v], tensor)->nbytes;
+    if (bytes > most) most = bytes;
+  }
+  return (size_t)most;
+}
+
 const void* gtco_pointer(const void* const* inputs, void* const* outputs, int tensor) {
   return gtco_is_output(tensor) ? outputs[tensor - plan->num_inputs] : inputs[tensor];
 }

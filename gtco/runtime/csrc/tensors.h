@@ -7,6 +7,10 @@
 int gtco_num_tensors(void);
 const gtco_tensor_info* gtco_tensor(const gtco_variant* variant, int tensor);
 int gtco_is_output(int tensor);
+
+/* Bytes of a tensor in the variant where it is largest. */
+size_t gtco_most_bytes(int tensor);
+
 const void* gtco_pointer(const void* const* inputs, void* const* outputs, int tensor);
 
 /* GTCO_ERROR_ARGUMENT if a pointer is NULL although its tensor has bytes, or if an output overlaps another tensor. */

@@ -10,7 +10,9 @@
 #include "cuda/graph.h"
 #include "cuda/persistent.h"
 #include "error.h"
+#include "sizes.h"
 #include "tensors.h"
+#include "variants.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define SPACING 256 /* parts of a handle's memory begin at multiples of so many bytes */
@@ -23,11 +25,13 @@ struct gtco_model {
   CUdeviceptr memory;   /* arena | staging of every input and output | tables of the persistent kernel */
   CUdeviceptr* staging; /* place of a tensor of the host, or of one that is not aligned, in a run; inputs first */
   place* places;        /* of this run's pointers, inputs first */
+  const void** pointers; /* of this part of a run, inputs first: the caller's tensors, at the part's samples */
   int* patches;         /* a ref's tensor, -1 where its pointer is always the same */
   CUstream stream;      /* of gtco_run and gtco_profile */
   CUevent finished;     /* behind the last run */
   int under_way;        /* 1 if a run on a caller's stream may still be under way */
   int captured;         /* 1 if a run has become part of a caller's graph */
+  gtco_sizes sizes;     /* of the next run */
   gtco_launches launches;
   gtco_persistent_state persistent;
   char mode[MODE_BYTES]; /* in words */
@@ -44,12 +48,16 @@ static gtco_status allocate_lists(gtco_model* m, char* message) {
   gtco_launches* l = &m->launches;
   m->staging = calloc(tensors, sizeof *m->staging);
   m->places = calloc(tensors, sizeof *m->places);
+  m->pointers = calloc(tensors, sizeof *m->pointers);
   m->patches = calloc(refs, sizeof *m->patches);
   l->arguments = calloc(refs, sizeof *l->arguments);
   l->built = calloc(refs, sizeof *l->built);
   l->params = calloc(refs, sizeof *l->params);
   l->nodes = calloc((size_t)plan->num_steps + 1, sizeof *l->nodes);
-  if (m->staging && m->places && m->patches && l->arguments && l->built && l->params && l->nodes) return GTCO_OK;
+  l->graphs = calloc((size_t)plan->num_variants, sizeof *l->graphs);
+  if (m->staging && m->places && m->pointers && m->patches && l->arguments && l->built && l->params && l->nodes &&
+      l->graphs)
+    return GTCO_OK;
   return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
 }
 
@@ -71,7 +79,7 @@ static gtco_status lay_out(gtco_model* m, char* message) {
   size_t total = gtco_round_up((size_t)plan->arena_bytes, SPACING);
   for (int t = 0; t < gtco_num_tensors(); ++t) {
     m->staging[t] = total; /* from the start of the memory, which is not known yet */
-    total += gtco_round_up((size_t)gtco_tensor(plan->variants, t)->nbytes, SPACING);
+    total += gtco_round_up(gtco_most_bytes(t), SPACING);
   }
   const size_t tables = total;
   if (m->persistent.blocks) total += gtco_persistent_bytes();
@@ -102,6 +110,9 @@ static void say_how(gtco_model* m) {
   if (p->blocks)
     snprintf(m->mode, sizeof m->mode, "persistent: %u blocks of %u threads", p->blocks,
              gtco_the_cuda_plan.persistent->threads);
+  else if (plan->num_variants > 1)
+    snprintf(m->mode, sizeof m->mode, "graph: %d kernels in %d graphs, one for each of the model's plans", plan->num_steps,
+             plan->num_variants);
   else
     snprintf(m->mode, sizeof m->mode, "graph: %d kernels%s%s", plan->num_steps, *p->why ? "; " : "", p->why);
 }
@@ -115,12 +126,13 @@ static gtco_status set_up_on_device(gtco_model* m, int launches, char* message) 
   m->launches.kernels = &m->device->kernels;
   GTCO_CUDA_TRY(message, cuStreamCreate, (&m->stream, CU_STREAM_DEFAULT), "making a stream");
   GTCO_CUDA_TRY(message, cuEventCreate, (&m->finished, CU_EVENT_DISABLE_TIMING), "making an event");
-  return m->persistent.blocks ? GTCO_OK : gtco_graph_build(&m->launches, message);
+  return m->persistent.blocks ? GTCO_OK : gtco_graphs_build(&m->launches, message);
 }
 
 static gtco_status set_up(const gtco_options* options, gtco_model* m, char* message) {
   gtco_status status = gtco_device_acquire(options ? options->device : 0, &m->device, message);
   if (status == GTCO_OK) status = allocate_lists(m, message);
+  if (status == GTCO_OK) status = gtco_sizes_open(&m->sizes, message);
   CUcapture_mode before;
   if (status == GTCO_OK) status = gtco_device_enter(m->device, &before, message);
   if (status != GTCO_OK) return status;
@@ -137,7 +149,7 @@ static void release(gtco_model* m) {
     CUcapture_mode before;
     if (gtco_device_enter(m->device, &before, ignored) == GTCO_OK) {
       if (m->under_way) gtco_cuda()->cuEventSynchronize(m->finished);
-      gtco_graph_destroy(l);
+      gtco_graphs_destroy(l);
       if (m->finished) gtco_cuda()->cuEventDestroy(m->finished);
       if (m->stream) gtco_cuda()->cuStreamDestroy(m->stream);
       if (m->memory) gtco_cuda()->cuMemFree(m->memory);
@@ -147,11 +159,14 @@ static void release(gtco_model* m) {
   }
   free(m->staging);
   free(m->places);
+  free(m->pointers);
   free(m->patches);
   free(l->arguments);
   free(l->built);
   free(l->params);
   free(l->nodes);
+  free(l->graphs);
+  gtco_sizes_close(&m->sizes);
   free(m);
 }
 
@@ -183,7 +198,7 @@ EXPORT void gtco_close(gtco_model* model) {
 
 /* Finds where a pointer lies. Memory of another device is an error, and so is the host's memory if `device_only`. */
 static gtco_status find_place(gtco_model* m, int t, const void* pointer, int device_only) {
-  const gtco_tensor_info* info = gtco_tensor(plan->variants, t);
+  const gtco_tensor_info* info = gtco_tensor(m->sizes.variant, t);
   const char* kind = gtco_is_output(t) ? "output" : "input";
   unsigned type = 0, managed = 0;
   int ordinal = -1;
@@ -222,25 +237,26 @@ static gtco_status find_place(gtco_model* m, int t, const void* pointer, int dev
 }
 
 static gtco_status find_places(gtco_model* m, const void* const* inputs, void* const* outputs, int device_only) {
-  gtco_status status = gtco_check_pointers(plan->variants, inputs, outputs, m->error);
+  gtco_status status = gtco_sizes_ready(&m->sizes, m->error);
+  if (status == GTCO_OK) status = gtco_check_pointers(m->sizes.variant, inputs, outputs, m->error);
   for (int t = 0; t < gtco_num_tensors() && status == GTCO_OK; ++t)
     status = find_place(m, t, gtco_pointer(inputs, outputs, t), device_only);
   return status;
 }
 
-static int in_place(const gtco_model* m, int t, const void* pointer) {
-  return m->places[t] == ON_DEVICE && ((uintptr_t)pointer & (GTCO_DEVICE_ALIGNMENT - 1)) == 0;
+static int in_place(const gtco_model* m, int t) {
+  return m->places[t] == ON_DEVICE && ((uintptr_t)m->pointers[t] & (GTCO_DEVICE_ALIGNMENT - 1)) == 0;
 }
 
-static gtco_status copy_in(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream) {
+static gtco_status copy_in(gtco_model* m, const gtco_variant* variant, CUstream stream) {
   for (int t = 0; t < plan->num_inputs; ++t) {
-    const void* pointer = gtco_pointer(inputs, outputs, t);
-    const gtco_tensor_info* info = gtco_tensor(plan->variants, t);
+    const void* pointer = m->pointers[t];
+    const gtco_tensor_info* info = gtco_tensor(variant, t);
     const size_t bytes = (size_t)info->nbytes;
     if (m->places[t] == ON_HOST)
       GTCO_CUDA_TRY(m->error, cuMemcpyHtoDAsync, (m->staging[t], pointer, bytes, stream),
                     "copying input '%s' to device %d", info->name, m->device->ordinal);
-    else if (m->places[t] == ON_DEVICE && !in_place(m, t, pointer))
+    else if (m->places[t] == ON_DEVICE && !in_place(m, t))
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, (m->staging[t], (CUdeviceptr)(uintptr_t)pointer, bytes, stream),
                     "copying input '%s', which is not aligned to %d bytes", info->name,
                     GTCO_DEVICE_ALIGNMENT);
@@ -248,15 +264,15 @@ static gtco_status copy_in(gtco_model* m, const void* const* inputs, void* const
   return GTCO_OK;
 }
 
-static gtco_status copy_out(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream) {
+static gtco_status copy_out(gtco_model* m, const gtco_variant* variant, CUstream stream) {
   for (int t = plan->num_inputs; t < gtco_num_tensors(); ++t) {
-    void* pointer = (void*)gtco_pointer(inputs, outputs, t);
-    const gtco_tensor_info* info = gtco_tensor(plan->variants, t);
+    void* pointer = (void*)m->pointers[t];
+    const gtco_tensor_info* info = gtco_tensor(variant, t);
     const size_t bytes = (size_t)info->nbytes;
     if (m->places[t] == ON_HOST)
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoHAsync, (pointer, m->staging[t], bytes, stream),
                     "copying output '%s' from device %d", info->name, m->device->ordinal);
-    else if (m->places[t] == ON_DEVICE && !in_place(m, t, pointer))
+    else if (m->places[t] == ON_DEVICE && !in_place(m, t))
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, ((CUdeviceptr)(uintptr_t)pointer, m->staging[t], bytes, stream),
                     "copying output '%s', which is not aligned to %d bytes", info->name,
                     GTCO_DEVICE_ALIGNMENT);
@@ -264,26 +280,24 @@ static gtco_status copy_out(gtco_model* m, const void* const* inputs, void* cons
   return GTCO_OK;
 }
 
-/* The address at which the kernels find a tensor of this run. */
-static CUdeviceptr address(const gtco_model* m, const void* const* inputs, void* const* outputs, int t) {
-  const void* pointer = gtco_pointer(inputs, outputs, t);
-  return in_place(m, t, pointer) ? (CUdeviceptr)(uintptr_t)pointer : m->staging[t];
+/* The address at which the kernels find a tensor in this part of a run. */
+static CUdeviceptr address(const gtco_model* m, int t) {
+  return in_place(m, t) ? (CUdeviceptr)(uintptr_t)m->pointers[t] : m->staging[t];
 }
 
-static void set_arguments(gtco_model* m, const void* const* inputs, void* const* outputs) {
-  for (int r = 0; r < plan->num_refs; ++r)
-    if (m->patches[r] >= 0) m->launches.arguments[r] = address(m, inputs, outputs, m->patches[r]);
+static void set_arguments(gtco_model* m, const gtco_variant* variant) {
+  for (int r = variant->first_ref; r < variant->first_ref + variant->num_refs; ++r)
+    if (m->patches[r] >= 0) m->launches.arguments[r] = address(m, m->patches[r]);
 }
 
-static gtco_status launch(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream, CUevent* events,
-                          int captured) {
+static gtco_status launch(gtco_model* m, int variant, CUstream stream, CUevent* events, int captured) {
   if (m->persistent.blocks && !events) {
-    for (int t = 0; t < gtco_num_tensors(); ++t) m->persistent.tensors.at[t] = address(m, inputs, outputs, t);
+    for (int t = 0; t < gtco_num_tensors(); ++t) m->persistent.tensors.at[t] = address(m, t);
     return gtco_persistent_launch(m->device, &m->persistent, stream, m->error);
   }
-  set_arguments(m, inputs, outputs);
-  if (events || captured) return gtco_launch_all(&m->launches, stream, events, m->error);
-  return gtco_graph_launch(&m->launches, stream, m->error);
+  set_arguments(m, &plan->variants[variant]);
+  if (events || captured) return gtco_launch_all(&m->launches, variant, stream, events, m->error);
+  return gtco_graph_launch(&m->launches, variant, stream, m->error);
 }
 
 /* Clears the blocks' counters for a run. A run leaves zeros behind, but two runs that overlap may not, and nothing
@@ -307,9 +321,16 @@ static gtco_status enqueue(gtco_model* m, const void* const* inputs, void* const
     GTCO_CUDA_TRY(m->error, cuStreamWaitEvent, (stream, m->finished, 0), "waiting for the run before this one");
   if (captured) m->captured = 1;
   gtco_status status = m->captured ? clear_counts(m, stream) : GTCO_OK;
-  if (status == GTCO_OK) status = copy_in(m, inputs, outputs, stream);
-  if (status == GTCO_OK) status = launch(m, inputs, outputs, stream, events, captured);
-  if (status == GTCO_OK) status = copy_out(m, inputs, outputs, stream);
+  gtco_part part = {0};
+  while (status == GTCO_OK && gtco_next_part(&m->sizes, &part)) {
+    const gtco_variant* variant = &plan->variants[part.variant];
+    for (int t = 0; t < gtco_num_tensors(); ++t)
+      m->pointers[t] = gtco_part_pointer(&m->sizes, &part, gtco_pointer(inputs, outputs, t), t);
+    status = copy_in(m, variant, stream);
+    if (status == GTCO_OK) status = launch(m, part.variant, stream, events, captured);
+    if (status == GTCO_OK) status = copy_out(m, variant, stream);
+    if (events) events += variant->num_steps + 1;
+  }
   return status;
 }
 
@@ -320,22 +341,28 @@ static gtco_status wait_for(gtco_model* m) {
   return GTCO_OK;
 }
 
-static gtco_status make_events(CUevent* events, char* message) {
-  for (int s = 0; s <= plan->num_steps; ++s) {
-    CUresult result = gtco_cuda()->cuEventCreate(&events[s], CU_EVENT_DEFAULT);
+/* Of a run: before each step and behind the last one of each part. */
+static int64_t count_events(const gtco_model* m) { return m->sizes.variant->num_steps + gtco_count_parts(&m->sizes); }
+
+static gtco_status make_events(CUevent* events, int64_t count, char* message) {
+  for (int64_t e = 0; e < count; ++e) {
+    CUresult result = gtco_cuda()->cuEventCreate(&events[e], CU_EVENT_DEFAULT);
     if (result == CUDA_SUCCESS) continue;
-    events[s] = NULL;
-    return gtco_driver_fail(message, result, "cuEventCreate", "making %d events to time steps", plan->num_steps + 1);
+    events[e] = NULL;
+    return gtco_driver_fail(message, result, "cuEventCreate", "making %lld events to time steps", (long long)count);
   }
   return GTCO_OK;
 }
 
-static gtco_status read_events(CUevent* events, double* seconds, char* message) {
-  for (int s = 0; s < plan->num_steps; ++s) {
-    float milliseconds = 0;
-    GTCO_CUDA_TRY(message, cuEventElapsedTime, (&milliseconds, events[s], events[s + 1]), "reading the time of step %d",
-                  s);
-    seconds[s] = milliseconds * 1e-3;
+static gtco_status read_events(const gtco_model* m, CUevent* events, double* seconds, char* message) {
+  gtco_part part = {0};
+  while (gtco_next_part(&m->sizes, &part)) {
+    for (int s = 0; s < plan->variants[part.variant].num_steps; ++s, ++events) {
+      float milliseconds = 0;
+      GTCO_CUDA_TRY(message, cuEventElapsedTime, (&milliseconds, events[0], events[1]), "reading the time of step %d", s);
+      *seconds++ = milliseconds * 1e-3;
+    }
+    ++events;
   }
   return GTCO_OK;
 }
@@ -351,13 +378,14 @@ static gtco_status run_and_wait(gtco_model* m, const void* const* inputs, void* 
 static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
   gtco_status status = find_places(m, inputs, outputs, 0);
   if (status != GTCO_OK || !seconds) return status == GTCO_OK ? run_and_wait(m, inputs, outputs, NULL) : status;
-  CUevent* events = calloc((size_t)plan->num_steps + 1, sizeof *events);
+  const int64_t count = count_events(m);
+  CUevent* events = calloc((size_t)count, sizeof *events);
   if (!events) return gtco_fail(m->error, GTCO_ERROR_MEMORY, "out of memory");
-  status = make_events(events, m->error);
+  status = make_events(events, count, m->error);
   if (status == GTCO_OK) status = run_and_wait(m, inputs, outputs, events);
-  if (status == GTCO_OK) status = read_events(events, seconds, m->error);
-  for (int s = 0; s <= plan->num_steps; ++s)
-    if (events[s]) gtco_cuda()->cuEventDestroy(events[s]);
+  if (status == GTCO_OK) status = read_events(m, events, seconds, m->error);
+  for (int64_t e = 0; e < count; ++e)
+    if (events[e]) gtco_cuda()->cuEventDestroy(events[e]);
   free(events);
   return status;
 }
@@ -404,29 +432,12 @@ static gtco_status wait_for_runs(gtco_model* m) {
   return GTCO_OK;
 }
 
-typedef enum { RUN, RUN_ON, WAIT } way;
+typedef enum { RUN, RUN_SHAPES, RUN_ON, WAIT } way;
 
-/* A library for GPUs has one variant. */
-const gtco_variant* gtco_variant_of(const gtco_model* model) { return model ? plan->variants : NULL; }
+const gtco_variant* gtco_variant_of(const gtco_model* model) { return model->sizes.variant; }
 
-EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
-  if (!model) return GTCO_ERROR_ARGUMENT;
-  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
-  model->error[0] = '\0';
-  const gtco_variant* found = NULL;
-  const gtco_status status = gtco_find_variant(shapes, &found, model->error);
-  atomic_store(&model->busy, 0);
-  return status;
-}
-
-EXPORT gtco_status gtco_run_shapes(gtco_model* model, const int64_t* const* shapes, const void* const* inputs,
-                                   void* const* outputs) {
-  const gtco_status status = gtco_set_shapes(model, shapes);
-  return status == GTCO_OK ? gtco_run(model, inputs, outputs) : status;
-}
-
-static gtco_status call(gtco_model* m, way how, const void* const* inputs, void* const* outputs, CUstream stream,
-                        double* seconds) {
+static gtco_status call(gtco_model* m, way how, const int64_t* const* shapes, const void* const* inputs,
+                        void* const* outputs, CUstream stream, double* seconds) {
   if (!m) return GTCO_ERROR_ARGUMENT;
   if (gtco_in_forked_child()) return gtco_forked(m->error); /* before `busy`, which may have been set at the fork */
   if (atomic_exchange(&m->busy, 1)) return GTCO_ERROR_BUSY; /* the message belongs to the run under way */
@@ -435,6 +446,10 @@ static gtco_status call(gtco_model* m, way how, const void* const* inputs, void*
   gtco_status status = gtco_device_enter(m->device, &before, m->error);
   if (status == GTCO_OK) {
     switch (how) {
+      case RUN_SHAPES:
+        status = gtco_sizes_set(&m->sizes, shapes, m->error);
+        if (status != GTCO_OK) break;
+        /* fall through */
       case RUN: status = run(m, inputs, outputs, seconds); break;
       case RUN_ON: status = run_on(m, inputs, outputs, stream); break;
       case WAIT: status = wait_for_runs(m); break;
@@ -446,17 +461,32 @@ static gtco_status call(gtco_model* m, way how, const void* const* inputs, void*
 }
 
 EXPORT gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* const* outputs) {
-  return call(model, RUN, inputs, outputs, NULL, NULL);
+  return call(model, RUN, NULL, inputs, outputs, NULL, NULL);
+}
+
+EXPORT gtco_status gtco_run_shapes(gtco_model* model, const int64_t* const* shapes, const void* const* inputs,
+                                   void* const* outputs) {
+  return call(model, RUN_SHAPES, shapes, inputs, outputs, NULL, NULL);
 }
 
 EXPORT gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream) {
-  return call(model, RUN_ON, inputs, outputs, (CUstream)stream, NULL);
+  return call(model, RUN_ON, NULL, inputs, outputs, (CUstream)stream, NULL);
 }
 
-EXPORT gtco_status gtco_wait(gtco_model* model) { return call(model, WAIT, NULL, NULL, NULL, NULL); }
+EXPORT gtco_status gtco_wait(gtco_model* model) { return call(model, WAIT, NULL, NULL, NULL, NULL, NULL); }
 
 EXPORT gtco_status gtco_profile(gtco_model* model, const void* const* inputs, void* const* outputs, double* seconds) {
-  return call(model, RUN, inputs, outputs, NULL, seconds);
+  return call(model, RUN, NULL, inputs, outputs, NULL, seconds);
+}
+
+/* It touches nothing of the device. */
+EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
+  if (!model) return GTCO_ERROR_ARGUMENT;
+  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
+  model->error[0] = '\0';
+  const gtco_status status = gtco_sizes_set(&model->sizes, shapes, model->error);
+  atomic_store(&model->busy, 0);
+  return status;
 }
 
 EXPORT const char* gtco_launch_mode(const gtco_model* model) { return model ? model->mode : NULL; }

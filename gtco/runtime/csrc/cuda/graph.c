@@ -21,20 +21,20 @@ static void hold(void* nanoseconds) {
   nanosleep(&pause, NULL);
 }
 
-gtco_status gtco_launch_all(const gtco_launches* l, CUstream stream, CUevent* events, char* message) {
+gtco_status gtco_launch_all(const gtco_launches* l, int variant, CUstream stream, CUevent* events, char* message) {
+  const int first = plan->variants[variant].first_step, count = plan->variants[variant].num_steps;
   if (events)
-    GTCO_CUDA_TRY(message, cuLaunchHostFunc, (stream, hold, (void*)((uintptr_t)ENQUEUE_NS * (uintptr_t)plan->num_steps)),
-                  "holding the stream until %d steps are enqueued", plan->num_steps);
-  for (int s = 0; s < plan->num_steps; ++s) {
-    const gtco_launch* step = &cuda_plan->launches[s];
+    GTCO_CUDA_TRY(message, cuLaunchHostFunc, (stream, hold, (void*)((uintptr_t)ENQUEUE_NS * (uintptr_t)count)),
+                  "holding the stream until %d steps are enqueued", count);
+  for (int s = 0; s < count; ++s) {
+    const gtco_launch* step = &cuda_plan->launches[first + s];
     if (events) GTCO_CUDA_TRY(message, cuEventRecord, (events[s], stream), "timing step %d", s);
     GTCO_CUDA_TRY(message, cuLaunchKernel,
                   (l->kernels->functions[step->function], step->grid[0], step->grid[1], step->grid[2], step->threads, 1,
                    1, step->shared, stream, l->params + step->first_ref, NULL),
-                  "launching step %d (%s)", s, kernel_name(s));
+                  "launching step %d (%s)", s, kernel_name(first + s));
   }
-  if (events)
-    GTCO_CUDA_TRY(message, cuEventRecord, (events[plan->num_steps], stream), "timing step %d", plan->num_steps - 1);
+  if (events) GTCO_CUDA_TRY(message, cuEventRecord, (events[count], stream), "timing step %d", count - 1);
   return GTCO_OK;
 }
 
@@ -49,10 +49,6 @@ static gtco_node_params node_params(const gtco_launches* l, int s) {
   };
 }
 
-static void remember(gtco_launches* l) {
-  memcpy(l->built, l->arguments, (size_t)plan->num_refs * sizeof *l->built);
-}
-
 /* The edge from one step to the next. From sm_90 on, kernels call after_previous() of device.cuh, and so may begin before
  * the one ahead of them has ended (programmatic dependent launch). A step ends after all before it: it waits for the one
  * ahead, which waited itself. */
@@ -64,60 +60,70 @@ static gtco_edge edge(const gtco_launches* l) {
   };
 }
 
-static gtco_status build(gtco_launches* l, char* message) {
+static void remember(gtco_launches* l, const gtco_variant* variant) {
+  const size_t bytes = (size_t)variant->num_refs * sizeof *l->built;
+  memcpy(l->built + variant->first_ref, l->arguments + variant->first_ref, bytes);
+}
+
+static gtco_status build(gtco_launches* l, int number, char* message) {
+  const gtco_variant* variant = &plan->variants[number];
   const gtco_edge to_next = edge(l);
-  GTCO_CUDA_TRY(message, cuGraphCreate, (&l->graph, 0), "making the model's graph");
-  for (int s = 0; s < plan->num_steps; ++s) {
+  const int first = variant->first_step, count = variant->num_steps;
+  gtco_graph* made = &l->graphs[number];
+  GTCO_CUDA_TRY(message, cuGraphCreate, (&made->graph, 0), "making the model's graph");
+  for (int s = first; s < first + count; ++s) {
     const gtco_node_params what = node_params(l, s);
-    GTCO_CUDA_TRY(message, cuGraphAddKernelNode, (&l->nodes[s], l->graph, NULL, 0, &what),
-                  "adding step %d (%s) to the model's graph", s, kernel_name(s));
-    if (s)
-      GTCO_CUDA_TRY(message, cuGraphAddDependencies, (l->graph, &l->nodes[s - 1], &l->nodes[s], &to_next, 1),
-                    "putting step %d (%s) behind the one before", s, kernel_name(s));
+    GTCO_CUDA_TRY(message, cuGraphAddKernelNode, (&l->nodes[s], made->graph, NULL, 0, &what),
+                  "adding step %d (%s) to the model's graph", s - first, kernel_name(s));
+    if (s > first)
+      GTCO_CUDA_TRY(message, cuGraphAddDependencies, (made->graph, &l->nodes[s - 1], &l->nodes[s], &to_next, 1),
+                    "putting step %d (%s) behind the one before", s - first, kernel_name(s));
   }
-  GTCO_CUDA_TRY(message, cuGraphInstantiate, (&l->executable, l->graph, 0), "making the model's graph of %d steps",
-                plan->num_steps);
-  remember(l);
+  GTCO_CUDA_TRY(message, cuGraphInstantiate, (&made->executable, made->graph, 0), "making the model's graph of %d steps",
+                count);
+  remember(l, variant);
   return GTCO_OK;
 }
 
-gtco_status gtco_graph_build(gtco_launches* l, char* message) {
-  gtco_status status = build(l, message);
-  if (status != GTCO_OK) gtco_graph_destroy(l);
+gtco_status gtco_graphs_build(gtco_launches* l, char* message) {
+  gtco_status status = GTCO_OK;
+  for (int v = 0; v < plan->num_variants && status == GTCO_OK; ++v) status = build(l, v, message);
   return status;
 }
 
-static gtco_status update(gtco_launches* l, char* message) {
-  if (memcmp(l->built, l->arguments, (size_t)plan->num_refs * sizeof *l->built) == 0) return GTCO_OK;
-  for (int s = 0; s < plan->num_steps; ++s) {
+static int changed(const gtco_launches* l, int first_ref, int count) {
+  return memcmp(l->built + first_ref, l->arguments + first_ref, (size_t)count * sizeof *l->built) != 0;
+}
+
+static gtco_status update(gtco_launches* l, int number, char* message) {
+  const gtco_variant* variant = &plan->variants[number];
+  if (!changed(l, variant->first_ref, variant->num_refs)) return GTCO_OK;
+  for (int s = variant->first_step; s < variant->first_step + variant->num_steps; ++s) {
     const gtco_launch* step = &cuda_plan->launches[s];
-    const size_t bytes = (size_t)step->num_refs * sizeof *l->built;
-    if (memcmp(l->built + step->first_ref, l->arguments + step->first_ref, bytes) == 0) continue;
+    if (!changed(l, step->first_ref, step->num_refs)) continue;
     const gtco_node_params what = node_params(l, s);
-    GTCO_CUDA_TRY(message, cuGraphExecKernelNodeSetParams, (l->executable, l->nodes[s], &what),
-                  "giving step %d (%s) the pointers of this run", s, kernel_name(s));
+    GTCO_CUDA_TRY(message, cuGraphExecKernelNodeSetParams, (l->graphs[number].executable, l->nodes[s], &what),
+                  "giving step %d (%s) the pointers of this run", s - variant->first_step, kernel_name(s));
   }
-  remember(l);
+  remember(l, variant);
   return GTCO_OK;
 }
 
-gtco_status gtco_graph_launch(gtco_launches* l, CUstream stream, char* message) {
-  gtco_status status = GTCO_OK;
-  if (!l->executable) {
-    status = gtco_graph_build(l, message);
-  } else {
-    status = update(l, message);
+gtco_status gtco_graph_launch(gtco_launches* l, int variant, CUstream stream, char* message) {
+  const gtco_status status = update(l, variant, message);
+  if (status != GTCO_OK) {
     /* Some nodes have the new pointers and some the old ones; the next run sets all of them. */
-    if (status != GTCO_OK) memset(l->built, 0xff, (size_t)plan->num_refs * sizeof *l->built);
+    const gtco_variant* own = &plan->variants[variant];
+    memset(l->built + own->first_ref, 0xff, (size_t)own->num_refs * sizeof *l->built);
+    return status;
   }
-  if (status != GTCO_OK) return status;
-  GTCO_CUDA_TRY(message, cuGraphLaunch, (l->executable, stream), "launching the model's graph");
+  GTCO_CUDA_TRY(message, cuGraphLaunch, (l->graphs[variant].executable, stream), "launching the model's graph");
   return GTCO_OK;
 }
 
-void gtco_graph_destroy(gtco_launches* l) {
-  if (l->executable) gtco_cuda()->cuGraphExecDestroy(l->executable);
-  if (l->graph) gtco_cuda()->cuGraphDestroy(l->graph);
-  l->executable = NULL;
-  l->graph = NULL;
+void gtco_graphs_destroy(gtco_launches* l) {
+  for (int v = 0; l->graphs && v < plan->num_variants; ++v) {
+    if (l->graphs[v].executable) gtco_cuda()->cuGraphExecDestroy(l->graphs[v].executable);
+    if (l->graphs[v].graph) gtco_cuda()->cuGraphDestroy(l->graphs[v].graph);
+  }
 }
