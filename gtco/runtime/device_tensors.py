@@ -13,6 +13,7 @@ from gtco.runtime.plan import TensorSpec
 from gtco.support.errors import InputError
 
 CUDA, CUDA_MANAGED = 2, 13  # DLDeviceType
+_NO_STREAM = -1  # the owner of a tensor makes nothing wait
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}  # DLDataTypeCode; 6 is bool
 _LEGACY_STREAM = 1  # DLPack's number of the legacy default stream, which is 0 elsewhere
 
@@ -45,6 +46,13 @@ def device_of(value: Any) -> int | None:
         return None
     kind, ordinal = ask()
     return int(ordinal) if int(kind) in (CUDA, CUDA_MANAGED) else None
+
+
+def shape_on_device(value: Any) -> tuple[int, ...]:
+    """The shape of a tensor on a GPU as DLPack says it, for one that says nothing else of it."""
+    capsule = value.__dlpack__(stream=_NO_STREAM)
+    tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    return tuple(tensor.shape[axis] for axis in range(tensor.ndim))
 
 
 class Borrowed:

@@ -153,8 +153,8 @@ def images_data(file: str) -> str:
 def gpu_plan_source(
     artifact: GpuArtifact, variants: Sequence[Variant], weights_inside: bool, identity: bytes
 ) -> str:
-    """The C source that defines ``gtco_the_plan`` and ``gtco_the_cuda_plan``. ``variants``: those of
-    the artifact, of which every artifact has one at least.
+    """The C source that defines ``gtco_the_plan`` and ``gtco_the_cuda_plan``. ``variants``: the
+    artifact's, of which every artifact has one at least.
     """
     names = kernels(artifact)
     shared = dict.fromkeys(names, 0)

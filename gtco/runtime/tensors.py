@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gtco.runtime.device_tensors import device_of, shape_on_device
 from gtco.runtime.plan import ALIGNMENT, TensorSpec
 from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import InputError
@@ -92,6 +93,8 @@ def as_stored(value: Any) -> Any:
 def shape_of(spec: TensorSpec, value: Any) -> tuple[int, ...]:
     """The shape of an input. Raises :class:`InputError` for a value that is no tensor."""
     shape = getattr(value, "shape", None)
+    if shape is None and device_of(value) is not None:
+        return shape_on_device(value)
     if shape is None or not (hasattr(value, "__dlpack__") or isinstance(value, np.generic)):
         shape = _from_dlpack(spec, value, "input").shape
     return tuple(map(int, shape))

@@ -93,7 +93,8 @@ def test_lists_that_a_compile_refuses(folder: Path, capsys: pytest.CaptureFixtur
     assert "at most 256" in said(f"{model} --dim batch={many}", capsys, 1)
     assert "named 'rows'" in said(f"{model} --dim rows=1,2", capsys, 1)
     assert "and a list" in said(f"{model} --dim batch=1,2 --shape batch=1", capsys, 1)
-    assert "has one shape" in said(f"{model} --dim batch=1,2 --target cuda:sm_80", capsys, 1)
+    persistent = "--target cuda:sm_80 --launches persistent"
+    assert "the steps of one shape" in said(f"{model} --dim batch=1,2 {persistent}", capsys, 1)
     with pytest.raises(SystemExit):
         cli.main([*model.split(), "--dim", "batch=1,2", "--dim", "batch=3"])
     assert "lists the dimensions" in said(f"tune {folder}/tiny.onnx --dim", capsys, 1)

@@ -64,9 +64,7 @@ def assemble_variants(
     weights = Weights(constants)
     kernels: dict[str, Kernel] = {}
     variants = []
-    every = [
-        placed(p.graph, p.generated.stages, p.generated.kernels if gpu else {}) for p in parts
-    ]
+    every = [placed(p.graph, p.generated.stages, p.generated.kernels if gpu else {}) for p in parts]
     counters = share_counters(every)
     for number, (part, own, places) in enumerate(zip(parts, names, every, strict=True)):
         made = part.generated
@@ -175,9 +173,7 @@ def renamed(kernel: Kernel, variant: int) -> Kernel:
     if not isinstance(kernel, GpuKernel):
         return replace(kernel, symbol=symbol, code=kernel.code.replace(old, new))
     images = {
-        arch: replace(
-            image, cubin=image.cubin.replace(old, new), ptx=image.ptx.replace(old, new)
-        )
+        arch: replace(image, cubin=image.cubin.replace(old, new), ptx=image.ptx.replace(old, new))
         for arch, image in kernel.images.items()
     }
     return replace(kernel, symbol=symbol, images=images)

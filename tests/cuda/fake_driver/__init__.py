@@ -132,6 +132,14 @@ void total(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
     out[c] = sum;
   }
 }
+/* Adds a counter, which every run leaves at 0: it is 0 if nothing else writes there. */
+int counted_count = 3;
+void counted(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
+  const float* x = a[0];
+  const uint32_t* counter = a[1];
+  float* out = a[2];
+  for (unsigned i = 0; i < grid[0] * N; ++i) out[i] = x[i] + (float)*counter;
+}
 
 // All of them as one, which walks the tables as the persistent kernel does (persistent_tables.cuh).
 typedef struct {
@@ -203,6 +211,20 @@ def persistent_kernel(kernels: Path, shared: int = 60256) -> PersistentKernel:
     )
 
 
+def step_info(operator: str) -> dict[str, Any]:
+    """What a step says of itself to readers of the library."""
+    return {
+        "name": operator,
+        "operators": [operator],
+        "inputs": ["96x40"],
+        "output": "96x40",
+        "schedule": {"sketch": "test"},
+        "flops": 3840,
+        "bytes": 15360,
+        "predicted_seconds": 1e-6,
+    }
+
+
 def small_gpu_artifact(kernels: Path, **changes: Any) -> GpuArtifact:
     """y = relu(x * scale + mask), total = sum of y's rows. There are three launches; one of them
     needs more shared memory than a kernel gets by default.
@@ -212,18 +234,7 @@ def small_gpu_artifact(kernels: Path, **changes: Any) -> GpuArtifact:
     scaled, scale = BufferRef("arena", 0), BufferRef("weight", 64)
     names = ("scale_rows", "mask_relu", "total")
 
-    def info(operator: str) -> dict[str, Any]:
-        return {
-            "name": operator,
-            "operators": [operator],
-            "inputs": ["96x40"],
-            "output": "96x40",
-            "schedule": {"sketch": "test"},
-            "flops": 3840,
-            "bytes": 15360,
-            "predicted_seconds": 1e-6,
-        }
-
+    info = step_info
     fields: dict[str, Any] = {
         "name": "small",
         "inputs": (

@@ -281,8 +281,6 @@ def test_dims_that_the_model_or_another_option_does_not_take(tmp_path: Path) -> 
         compile_to_file(batched(), out, dims={"x.1": [2, 5], "batch": 1})
     with pytest.raises(ShapeError, match=r"without a value: 'x\.3'"):
         compile_to_file(convolution(), out, dims={"x.2": [8, 9]})
-    with pytest.raises(OptionError, match="a library for GPUs such as 'cuda:sm_80' has one shape"):
-        compile_to_file(batched(), out, dims={"batch": [1, 2]}, target="cuda:sm_80")
     with pytest.raises(OptionError, match="this is made for one shape"):
         gtco.compiler.stages_of(batched(), dims={"batch": [1, 2]})
     assert not out.exists()

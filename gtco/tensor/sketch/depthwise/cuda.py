@@ -80,6 +80,10 @@ class CudaDepthwise:
         shape = (channels, inputs, high * wide)
         return {name: Packing(shape, (2, 1, 0), (0, 0, 0), shape[::-1], (0, 1, 2))}
 
+    def layouts(self, config: Config) -> dict[str, Packing]:
+        """Of the constant inputs, by name: the same for all configs."""
+        return self.packings
+
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
         windows, threads, vector = self.windows, config["threads"], config["vector"]
         args = arguments(self.stage, self.packings)

@@ -48,6 +48,7 @@ from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import PRODUCER_GROUP, source
 from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.cuda.tensor_core import TensorCoreRow, emitted_rows, group_rows
+from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm.cuda_gathers import distinct, one_by_one
 from gtco.tensor.sketch.gemm.cuda_loops import product_lines
 from gtco.tensor.sketch.gemm.cuda_mapping import Mapped
@@ -308,14 +309,21 @@ class CudaGemm:
         return (self.name, self.target.name, *kinds, names, extents, *ways, *alone, prod(v.a_shape))
 
     # the program ----------------------------------------------------------------------------------
+    def layouts(self, config: Config) -> dict[str, Packing]:
+        """Of the constant inputs, by name."""
+        chosen = config.by_name
+        mapped, tiles = self.mapped(chosen), self.tiles(chosen)
+        if mapped.b(tiles.row).way != "packed":
+            return {}
+        packing = mapped.product.packing(tiles.block[1], tiles.block[2])
+        return {mapped.b_source.tensor: packing}
+
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
         chosen = config.by_name
         mapped, tiles = self.mapped(chosen), self.tiles(chosen)
         roles = self.roles(tiles)
         a, b = mapped.a(tiles.row), mapped.b(tiles.row)
-        product, packings = mapped.product, {}
-        if b.way == "packed":
-            packings[mapped.b_source.tensor] = product.packing(tiles.block[1], tiles.block[2])
+        packings = self.layouts(config)
         args = arguments(self.stage, packings)
         store, stored = mapped.store(args)
         text = source(
