@@ -14,8 +14,8 @@ from gtco.runtime.table import c_string, comment_text, plan_document
 from gtco.support.errors import BuildError
 
 GPU_SOURCES = (
-    "cuda/api.c cuda/device.c cuda/driver.c cuda/graph.c cuda/images.c cuda/persistent.c cover.c "
-    "error.c metadata.c sizes.c tensors.c variants.c weights.c"
+    "cuda/api.c cuda/device.c cuda/driver.c cuda/graph.c cuda/images.c cuda/open.c "
+    "cuda/persistent.c cover.c error.c metadata.c sizes.c tensors.c variants.c weights.c"
 ).split()
 # For every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
 MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10

@@ -193,7 +193,8 @@ class CompileOptions:
       how to quantize; see ``gtco.quantize``
     - ``launches``: how a model for GPUs is launched: ``graph``, a CUDA graph with one kernel for
       each stage; ``persistent``, one kernel that goes through all stages (the library has the
-      graph's too); or ``auto``, whichever is predicted to be faster
+      graph's too); or ``auto``, whichever is predicted to be faster. A library of several shapes
+      has a graph for each
     - ``ptx``: for GPUs, add the kernels' PTX for one of the architectures to the machine code; a
       newer GPU's driver compiles it when it opens the library
     - ``threads``: of the compiled model, 0 for all allowed cores; only for CPUs
@@ -202,11 +203,11 @@ class CompileOptions:
     - ``dims``: lists of sizes of symbolic dimensions, by the same names, such as
       ``{"batch": [1, 4, 16]}``. Each choice of sizes (the product of the lists) becomes a variant
       in the library, and the shapes of a call's inputs pick the variant. Of a PyTorch module the
-      names are by input and axis: ``{"x.0": [1, 4, 16]}``. ``"x.0,y.0"`` are axes of one size. Only
-      for CPUs. A dimension may have a range instead: ``"1..64"``, ``"32..320:32"`` or a
+      names are by input and axis: ``{"x.0": [1, 4, 16]}``. ``"x.0,y.0"`` are axes of one size. A
+      dimension may have a range instead: ``"1..64"``, ``"32..320:32"`` or a
       :class:`gtco.support.sizes.Range`. Along one of them, at which the model computes each sample
       by itself, any size runs as a sum of a few that are compiled, at every choice of the other
-      sizes. Every other range is a list, of 16 choices at most with all lists together
+      sizes. Every other range is a list
     - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
     - ``workers``: processes that generate code, 0 for one per core
     - ``dump``: the folder for one readable file per phase

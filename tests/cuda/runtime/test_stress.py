@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from gtco.runtime import artifact as artifact_module
 from gtco.runtime import c_objects
 from gtco.runtime.artifact import write_artifact
+from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.runtime.table import CSRC
 from gtco.support.options import c_compiler
 from tests.cuda.fake_driver import (
@@ -25,34 +27,44 @@ from tests.cuda.fake_driver import (
     persistent_kernel,
     small_gpu_artifact,
 )
+from tests.cuda.runtime.rows import ranged_artifact, rows_artifact
 from tests.robustness.test_runtime_stress import REPORTS, WATCHED
 
 PROGRAM = Path(__file__).with_name("runtime_stress.c")
+OF_ROWS = Path(__file__).with_name("rows_stress.c")
 
 
-def build_program(folder: Path, watched: str) -> list[str]:
+def build_program(folder: Path, watched: str, source: Path = PROGRAM) -> list[str]:
     """Builds the driver, the kernels and the program in ``folder``; gives the compiler's flags."""
     flags = ["-g", "-pthread", *WATCHED[watched]]
     build(folder, *flags)
     compile_kernels(KERNELS, folder, *flags)
-    program = [c_compiler(), *flags, "-O1", f"-I{CSRC}", str(PROGRAM), "-o", "stress"]
+    program = [c_compiler(), *flags, "-O1", f"-I{CSRC}", str(source), "-o", "stress"]
     driver = ["-L.", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN", "-ldl"]
     subprocess.run([*program, *driver], cwd=folder, check=True)
     return flags
 
 
-def stress(folder: Path, library: Path, flags: list[str], runtime: Path = CSRC) -> str:
+def stress(
+    folder: Path,
+    library: Path,
+    flags: list[str],
+    runtime: Path = CSRC,
+    artifact: GpuArtifact | None = None,
+    arguments: Sequence[str] = ("4", "4"),
+) -> str:
     """What went wrong, or "done" if nothing did. ``folder`` has the program, and ``runtime`` has
-    the sources from which the library is built.
+    the sources from which the library is built, of ``artifact`` or else of the small model.
     """
+    kernels = folder / "kernels.so"
+    artifact = artifact or small_gpu_artifact(kernels, persistent=persistent_kernel(kernels))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GTCO_CACHE", str(folder / "cache"))  # nobody else needs these objects
         patch.setattr(c_objects, "COMPILE_FLAGS", (*c_objects.COMPILE_FLAGS, *flags))
         patch.setattr(c_objects, "CSRC", runtime)
         patch.setattr(artifact_module, "CSRC", runtime)
-        kernels = folder / "kernels.so"
-        write_artifact(small_gpu_artifact(kernels, persistent=persistent_kernel(kernels)), library)
-    command = [str(folder / "stress"), str(library), "4", "4"]
+        write_artifact(artifact, library)
+    command = [str(folder / "stress"), str(library), *arguments]
     # ThreadSanitizer of gcc 12 does not know every layout that the kernel draws at random.
     if "-fsanitize=thread" in flags and (setarch := shutil.which("setarch")):
         command = [setarch, platform.machine(), "-R", *command]
@@ -81,11 +93,21 @@ def test_failures_and_threads_do_not_race(tmp_path: Path) -> None:
     assert stress(tmp_path, tmp_path / "m.so", build_program(tmp_path, "thread")) == "done\n"
 
 
+def test_failures_at_several_shapes_keep_memory_whole(tmp_path: Path) -> None:
+    """Of a list of rows, and of the parts of a range."""
+    flags, kernels = build_program(tmp_path, "address", OF_ROWS), tmp_path / "kernels.so"
+    listed, ranged = rows_artifact(kernels), ranged_artifact(kernels, 40, {1: 10, 4: 20, 16: 50})
+    for name, artifact, rows in (("list", listed, "4 96 1 4"), ("range", ranged, "3 40 1 23")):
+        library = tmp_path / f"{name}.so"
+        said = stress(tmp_path, library, flags, artifact=artifact, arguments=rows.split())
+        assert said == "done\n"
+
+
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "seen"),
     [
         # memory of the host and of the device that is not released
-        ("cuda/api.c", "  free(l->nodes);\n", "", "LeakSanitizer"),
+        ("cuda/open.c", "  free(l->nodes);\n", "", "LeakSanitizer"),
         ("cuda/images.c", "gtco_cuda()->cuModuleUnload(kernels->modules[f]);", ";", "modules"),
         # a run that does not wait for the run before it on another stream
         ("cuda/api.c", "if (m->under_way && !captured)", "if (0)", "is not so"),

@@ -1,200 +1,15 @@
-/* gtco_open, gtco_run and the rest of gtco_api.h for a model that runs on a GPU: a handle's device memory and stream,
- * and the passing of user pointers, of the host or the device, to the kernels. */
+/* gtco_run and the rest of gtco_api.h for a model that runs on a GPU: the passing of user pointers, of the host or the
+ * device, to the kernels. */
 #define _GNU_SOURCE
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "cuda/device.h"
-#include "cuda/graph.h"
-#include "cuda/persistent.h"
-#include "error.h"
-#include "sizes.h"
+#include "cuda/model.h"
 #include "tensors.h"
 #include "variants.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define SPACING 256 /* parts of a handle's memory begin at multiples of so many bytes */
-#define MODE_BYTES (64 + GTCO_REASON_BYTES)
-
-typedef enum { NOWHERE, ON_HOST, ON_DEVICE } place;
-
-struct gtco_model {
-  gtco_device* device;
-  CUdeviceptr memory;   /* arena | staging of every input and output | tables of the persistent kernel */
-  CUdeviceptr* staging; /* place of a tensor of the host, or of one that is not aligned, in a run; inputs first */
-  place* places;        /* of this run's pointers, inputs first */
-  const void** pointers; /* of this part of a run, inputs first: the caller's tensors, at the part's samples */
-  int* patches;         /* a ref's tensor, -1 where its pointer is always the same */
-  CUstream stream;      /* of gtco_run and gtco_profile */
-  CUevent finished;     /* behind the last run */
-  int under_way;        /* 1 if a run on a caller's stream may still be under way */
-  int captured;         /* 1 if a run has become part of a caller's graph */
-  gtco_sizes sizes;     /* of the next run */
-  gtco_launches launches;
-  gtco_persistent_state persistent;
-  char mode[MODE_BYTES]; /* in words */
-  _Atomic int busy;
-  char error[GTCO_MESSAGE_BYTES];
-};
 
 static const gtco_plan* const plan = &gtco_the_plan;
-
-/* ---- opening ---- */
-
-static gtco_status allocate_lists(gtco_model* m, char* message) {
-  const size_t tensors = (size_t)gtco_num_tensors() + 1, refs = (size_t)plan->num_refs + 1;
-  gtco_launches* l = &m->launches;
-  m->staging = calloc(tensors, sizeof *m->staging);
-  m->places = calloc(tensors, sizeof *m->places);
-  m->pointers = calloc(tensors, sizeof *m->pointers);
-  m->patches = calloc(refs, sizeof *m->patches);
-  l->arguments = calloc(refs, sizeof *l->arguments);
-  l->built = calloc(refs, sizeof *l->built);
-  l->params = calloc(refs, sizeof *l->params);
-  l->nodes = calloc((size_t)plan->num_steps + 1, sizeof *l->nodes);
-  l->graphs = calloc((size_t)plan->num_variants, sizeof *l->graphs);
-  if (m->staging && m->places && m->pointers && m->patches && l->arguments && l->built && l->params && l->nodes &&
-      l->graphs)
-    return GTCO_OK;
-  return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
-}
-
-static size_t counter_bytes(void) { return (size_t)gtco_the_cuda_plan.counter_bytes; }
-static CUdeviceptr counters(const gtco_model* m) {
-  return m->memory + (CUdeviceptr)plan->arena_bytes - counter_bytes();
-}
-
-static gtco_status clear_counters(const gtco_model* m, char* message) {
-  if (!counter_bytes()) return GTCO_OK;
-  void* zeros = calloc(1, counter_bytes());
-  if (!zeros) return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
-  gtco_status status = gtco_device_upload(m->device, counters(m), zeros, counter_bytes(), "counters", message);
-  free(zeros);
-  return status;
-}
-
-static gtco_status lay_out(gtco_model* m, char* message) {
-  size_t total = gtco_round_up((size_t)plan->arena_bytes, SPACING);
-  for (int t = 0; t < gtco_num_tensors(); ++t) {
-    m->staging[t] = total; /* from the start of the memory, which is not known yet */
-    total += gtco_round_up(gtco_most_bytes(t), SPACING);
-  }
-  const size_t tables = total;
-  if (m->persistent.blocks) total += gtco_persistent_bytes();
-  gtco_status status =
-      gtco_device_allocate(m->device, total ? total : SPACING, "intermediate tensors", &m->memory, message);
-  if (status == GTCO_OK) status = clear_counters(m, message);
-  if (status != GTCO_OK) return status;
-  for (int t = 0; t < gtco_num_tensors(); ++t) m->staging[t] += m->memory;
-  for (int r = 0; r < plan->num_refs; ++r) {
-    const gtco_ref* ref = &plan->refs[r];
-    CUdeviceptr* argument = &m->launches.arguments[r];
-    m->launches.params[r] = argument;
-    m->patches[r] = -1;
-    switch (ref->kind) {
-      case GTCO_REF_ARENA: *argument = m->memory + (CUdeviceptr)ref->index; break;
-      case GTCO_REF_WEIGHT: *argument = m->device->weights + (CUdeviceptr)ref->index; break;
-      case GTCO_REF_INPUT: m->patches[r] = (int)ref->index; break;
-      case GTCO_REF_OUTPUT: m->patches[r] = plan->num_inputs + (int)ref->index; break;
-    }
-    if (m->patches[r] >= 0) *argument = m->staging[m->patches[r]];
-  }
-  if (!m->persistent.blocks) return GTCO_OK;
-  return gtco_persistent_upload(m->device, m->memory + tables, m->launches.arguments, m->patches, &m->persistent, message);
-}
-
-static void say_how(gtco_model* m) {
-  const gtco_persistent_state* p = &m->persistent;
-  if (p->blocks)
-    snprintf(m->mode, sizeof m->mode, "persistent: %u blocks of %u threads", p->blocks,
-             gtco_the_cuda_plan.persistent->threads);
-  else if (plan->num_variants > 1)
-    snprintf(m->mode, sizeof m->mode, "graph: %d kernels in %d graphs, one for each of the model's plans", plan->num_steps,
-             plan->num_variants);
-  else
-    snprintf(m->mode, sizeof m->mode, "graph: %d kernels%s%s", plan->num_steps, *p->why ? "; " : "", p->why);
-}
-
-/* With the device's context current. */
-static gtco_status set_up_on_device(gtco_model* m, int launches, char* message) {
-  gtco_status status = gtco_persistent_choose(m->device, launches, &m->persistent, message);
-  if (status == GTCO_OK) status = lay_out(m, message);
-  if (status != GTCO_OK) return status;
-  say_how(m);
-  m->launches.kernels = &m->device->kernels;
-  GTCO_CUDA_TRY(message, cuStreamCreate, (&m->stream, CU_STREAM_DEFAULT), "making a stream");
-  GTCO_CUDA_TRY(message, cuEventCreate, (&m->finished, CU_EVENT_DISABLE_TIMING), "making an event");
-  return m->persistent.blocks ? GTCO_OK : gtco_graphs_build(&m->launches, message);
-}
-
-static gtco_status set_up(const gtco_options* options, gtco_model* m, char* message) {
-  gtco_status status = gtco_device_acquire(options ? options->device : 0, &m->device, message);
-  if (status == GTCO_OK) status = allocate_lists(m, message);
-  if (status == GTCO_OK) status = gtco_sizes_open(&m->sizes, message);
-  CUcapture_mode before;
-  if (status == GTCO_OK) status = gtco_device_enter(m->device, &before, message);
-  if (status != GTCO_OK) return status;
-  status = set_up_on_device(m, options ? options->launches : GTCO_LAUNCHES_AS_COMPILED, message);
-  gtco_device_leave(before);
-  return status;
-}
-
-/* In a forked child the driver's objects belong to the parent, so they are not released. */
-static void release(gtco_model* m) {
-  char ignored[GTCO_MESSAGE_BYTES];
-  gtco_launches* l = &m->launches;
-  if (m->device && !gtco_in_forked_child()) {
-    CUcapture_mode before;
-    if (gtco_device_enter(m->device, &before, ignored) == GTCO_OK) {
-      if (m->under_way) gtco_cuda()->cuEventSynchronize(m->finished);
-      gtco_graphs_destroy(l);
-      if (m->finished) gtco_cuda()->cuEventDestroy(m->finished);
-      if (m->stream) gtco_cuda()->cuStreamDestroy(m->stream);
-      if (m->memory) gtco_cuda()->cuMemFree(m->memory);
-      gtco_device_leave(before);
-    }
-    gtco_device_release(m->device);
-  }
-  free(m->staging);
-  free(m->places);
-  free(m->pointers);
-  free(m->patches);
-  free(l->arguments);
-  free(l->built);
-  free(l->params);
-  free(l->nodes);
-  free(l->graphs);
-  gtco_sizes_close(&m->sizes);
-  free(m);
-}
-
-EXPORT gtco_status gtco_open(const gtco_options* options, gtco_model** model) {
-  char message[GTCO_MESSAGE_BYTES] = "";
-  gtco_status status;
-  gtco_model* m = NULL;
-  if (!model) {
-    status = gtco_fail(message, GTCO_ERROR_ARGUMENT, "gtco_open: the place for the handle is NULL");
-  } else {
-    *model = NULL;
-    m = calloc(1, sizeof *m);
-    status = m ? set_up(options, m, message) : gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
-  }
-  gtco_set_thread_error(message);
-  if (status != GTCO_OK) {
-    if (m) release(m);
-    return status;
-  }
-  *model = m;
-  return GTCO_OK;
-}
-
-EXPORT void gtco_close(gtco_model* model) {
-  if (model) release(model);
-}
-
-/* ---- running ---- */
 
 /* Finds where a pointer lies. Memory of another device is an error, and so is the host's memory if `device_only`. */
 static gtco_status find_place(gtco_model* m, int t, const void* pointer, int device_only) {
@@ -303,8 +118,8 @@ static gtco_status launch(gtco_model* m, int variant, CUstream stream, CUevent* 
 /* Clears the blocks' counters for a run. A run leaves zeros behind, but two runs that overlap may not, and nothing
  * orders the replays of a captured run against other runs. If a count stayed, all later runs would be wrong. */
 static gtco_status clear_counts(gtco_model* m, CUstream stream) {
-  if (counter_bytes())
-    GTCO_CUDA_TRY(m->error, cuMemsetD8Async, (counters(m), 0, counter_bytes(), stream), "clearing the counters");
+  if (gtco_counter_bytes())
+    GTCO_CUDA_TRY(m->error, cuMemsetD8Async, (gtco_counters(m), 0, gtco_counter_bytes(), stream), "clearing the counters");
   if (m->persistent.blocks)
     GTCO_CUDA_TRY(m->error, cuMemsetD8Async, (m->persistent.barrier, 0, GTCO_BARRIER_BYTES, stream),
                   "clearing the persistent kernel's barrier");
