@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.support.errors import GtcoError
+from gtco.support.options import ensure_home
 from gtco.support.version import __version__
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from gtco.integrations.session_values import IOBinding, NodeArg, OrtValue
     from gtco.runtime.module import Model, load
     from gtco.support.options import Tune
+
+ensure_home()
 
 # gtco.bench and gtco.models are inside gtco where it is installed, and beside it in a checkout.
 _CHECKOUT = Path(__file__).resolve().parents[1]

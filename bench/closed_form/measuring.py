@@ -8,13 +8,13 @@ product's first candidate, whose own readings stand at both ends of each round.
 from __future__ import annotations
 
 import pickle
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gtco.codegen.jobs import Job, Kernel
+from gtco.codegen.processes import python
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target
 from gtco.runtime.artifact import write_artifact
@@ -31,7 +31,7 @@ from gtco.tuning.trial import REPEATS, Trial, artifact
 from ..harness.process import Worker
 from .shapes import name_of, stage_of
 
-ONEDNN = ("-m", "gtco.bench.closed_form.onednn")
+ONEDNN = "gtco.bench.closed_form.onednn"
 CANDIDATE = "candidate"  # the part of what no policy in question picked
 SECONDS = 0.8  # of the readings of a product's candidates
 QUIET = 0.05  # share of the cores that other processes may take meanwhile
@@ -166,7 +166,7 @@ def timed_here(trial: Trial, target: Target, busy: Callable[[], float]) -> tuple
 
 def onednn() -> Worker:
     """The process in which oneDNN multiplies; it sleeps until it is asked."""
-    return Worker((sys.executable, *ONEDNN))
+    return Worker(python(ONEDNN))
 
 
 def _job(one: Built, threads: int) -> dict[str, object]:

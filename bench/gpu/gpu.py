@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gtco.cli.arguments import positive
+from gtco.codegen.processes import python
 from gtco.machine.gpu import gpu_target
 from gtco.support.errors import BuildError, GtcoError, OptionError
 from gtco.support.options import GPU_PRECISIONS, LAUNCHES
@@ -258,7 +259,7 @@ def _stages(library: str) -> Any:
     """Each stage with its ``measured_seconds``, by events of the device. They are measured in a
     process of their own, because a kernel that faults or never ends ends its process too.
     """
-    command = [sys.executable, "-m", "gtco", "inspect", library, "--json"]
+    command = [*python("gtco"), "inspect", library, "--json"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=STAGES_TIMEOUT, env=child_environment()

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from gtco.codegen.processes import python
 from gtco.codegen.sass import tool
 from gtco.support.errors import BuildError, GtcoError
 from gtco.support.nested import tensors
@@ -33,7 +33,7 @@ FAULTS_EXIT = 86  # how compute-sanitizer ends where it found something
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 KERNEL_TIMEOUT = 120.0  # seconds, the first one's with the process's start
 PATIENCE = 300.0  # seconds for a library under compute-sanitizer
-WORKER = (sys.executable, "-m", "gtco.bench.gpu.kernel_times")
+WORKER = python("gtco.bench.gpu.kernel_times")
 # Cycles of the GPU in which the host enqueues what is timed: some 10 ms, doubled where they are too
 # few. Kernels shorter than the host's share of a call would wait for it otherwise.
 PAUSE, LONGEST_PAUSE = 20_000_000, 2_000_000_000
@@ -103,7 +103,7 @@ def sanitized(program: str, model: Path) -> Mapping[str, str]:
     """The summary of each of compute-sanitizer's tools for a run of the library, and the first
     fault if it found one.
     """
-    run = [sys.executable, "-m", "gtco", "run", str(model)]
+    run = [*python("gtco"), "run", str(model)]
     found = {}
     for name in TOOLS:
         command = [program, "--tool", name, "--error-exitcode", str(FAULTS_EXIT), *run]

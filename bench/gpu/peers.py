@@ -9,20 +9,20 @@ host and are copied both ways in every call, and its version says so.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from gtco.codegen.processes import python
 from gtco.support.errors import OptionError
 from gtco.support.nested import tensors
 
 from ..harness import peers
 from ..harness.worker import Job, Opener, System, serve
 
-WORKER = (sys.executable, "-m", "gtco.bench.gpu.peers")
+WORKER = python("gtco.bench.gpu.peers")
 # Every peer in each setting; its best counts.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gtco.codegen.processes import python
 from gtco.frontend.dimensions import Shapes
 from gtco.support.errors import GtcoError, RecordError
 from gtco.support.options import EFFORTS, Tune
@@ -141,7 +142,7 @@ def build(
         start = time.perf_counter()
         with open(Path(folder, "log"), "w+b") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gtco.bench.harness.build", str(job)],
+                [*python("gtco.bench.harness.build"), str(job)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from gtco.codegen.processes import python
+
 from .agreement import agree, losses
 from .process import Worker, WorkerError
 
 Progress = Callable[[str], None]
 OPEN_TIMEOUT = 900.0  # seconds; torch.compile of a large model takes minutes
-WORKER = (sys.executable, "-m", "gtco.bench.harness.worker")
+WORKER = python("gtco.bench.harness.worker")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ gtco, seeded inputs are in a .npz file, and FLOPs are counted.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import onnx
 
 from gtco.cli.run_command import make_inputs as random_inputs
+from gtco.codegen.processes import python
 from gtco.frontend.dimensions import Shapes, set_sizes
 from gtco.runtime.library import check_model, read_metadata, tensor_specs
 from gtco.runtime.variants import choose, dims_of
@@ -153,7 +153,7 @@ def export(name: str, folder: Path, progress: Progress = lambda text: None) -> P
     if not path.exists():
         progress(f"export {name}")
         done = subprocess.run(
-            [sys.executable, "-m", "gtco.bench.models.wide", name, str(path)],
+            [*python("gtco.bench.models.wide"), name, str(path)],
             env=child_environment(),
             capture_output=True,
             text=True,

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -31,6 +30,7 @@ from random import Random
 from statistics import median
 
 from gtco.cli.arguments import positive
+from gtco.codegen.processes import python
 from gtco.driver.products import compile_products
 from gtco.runtime.convolutions import Convolution
 
@@ -44,7 +44,7 @@ SHAPES = {"products": "helix-gemm.csv", "convolutions": "helix-conv.csv"}
 GROUPS = ("transformer", "cnn", "gnn", "deepbench")
 SYSTEMS = ("gtco", "onednn", "onnxruntime")
 PEERS = SYSTEMS[1:]
-COMMAND = (sys.executable, "-m", "gtco.bench.kernels.helix_systems")
+COMMAND = python("gtco.bench.kernels.helix_systems")
 LARGE, EVERY = 1e10, 40  # FLOPs of large cases, and which of them are timed
 WEIGHTS = 64e6  # bytes of the copies of the weights together, where there are several
 MOST_COPIES = 8

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gtco.codegen.processes import python
 from gtco.verification import Difference, VerificationReport
 
 from ..harness.process import child_environment
@@ -83,7 +84,7 @@ def examine(
         )
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "gtco.bench.models.examine", str(job)],
+                [*python("gtco.bench.models.examine"), str(job)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

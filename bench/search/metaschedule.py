@@ -8,7 +8,6 @@ with those of the pick.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gtco.codegen.jobs import Failure
+from gtco.codegen.processes import python
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target
 from gtco.runtime.artifact import write_artifact
@@ -33,7 +33,7 @@ BATCH = 16  # trials of an iteration; its default of 64 would learn nothing with
 POPULATION = 128  # of its search; its default of 512 takes most of the time on two cores
 WARM_UP = 100  # measured programs before its model proposes; fewer where the trials are fewer
 SHORTEST, LONGEST = 0.5, 4.0  # seconds that a batch is read for
-WORKER = (sys.executable, "-m", "gtco.bench.search.tvm_kernels")
+WORKER = python("gtco.bench.search.tvm_kernels")
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,7 @@ def rates_check(target: Target) -> Check:
         return Check("kernel rates", "not known", f"not known: {error}", needed=False)
     if measured:
         return Check("kernel rates", f"measured, kept in {cache_folder()}")
-    unknown = "not measured yet: the first compile for this machine does, in 5 s at most"
+    unknown = "not measured yet: the first compile for this machine does"
     return Check("kernel rates", unknown, state="not yet")
 
 
@@ -321,7 +321,7 @@ def cache_check() -> Check:
     if not limit:
         return Check(name, "off, by GTCO_CACHE_GB=0", state="none")
     bound = f"at most {limit / 1e9:g} GB"
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         fix = f"{there} cannot be written: set GTCO_CACHE to a folder that can be, or compile anew"
         return Check(name, f"{folder}: cannot be written", fix, needed=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,9 +35,11 @@ def check_free(model: Path, library: Path) -> None:
     """Raises :class:`OptionError` if writing ``library`` would replace anything except an earlier
     library of this model.
     """
-    if not library.is_file():
+    if not os.path.isfile(library):
         return  # others check whether it can be made
     wanted = "Give another name with -o, or --force to write over it"
+    if not os.access(library, os.R_OK):
+        raise OptionError(f"'{library}' is there already and may not be read. {wanted}")
     try:
         known = read_metadata(library)
     except GtcoError:

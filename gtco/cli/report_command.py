@@ -116,7 +116,8 @@ def write_report(path: Path, library: Path, report: Any) -> None:
 
 def write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        # a file's name may have bytes that are no UTF-8
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise write_error(path, error) from error
     say(f"{path} ({size(path.stat().st_size)})")

@@ -24,7 +24,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from gtco.codegen.processes import die_with_parent
+from gtco.codegen.processes import die_with_parent, python
 from gtco.support.garbage import uncollected
 
 NOT_STARTED = 0  # in the place of a process's number
@@ -72,7 +72,7 @@ class ForkServer:
     def _start(self, file: int) -> int:
         try:
             if len(os.listdir("/proc/self/task")) > 1:
-                command = [sys.executable, "-m", "gtco.codegen.serve", str(file)]
+                command = [*python("gtco.codegen.serve"), str(file)]
                 return subprocess.Popen(command, pass_fds=[file], stdin=subprocess.DEVNULL).pid
             pid = os.fork()
         except OSError as error:

@@ -16,8 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ENDING = 5.0  # seconds that a process may take to end once it has closed its socket
-FORK_SERVER = (sys.executable, "-m", "gtco.codegen.fork_server")
 PR_SET_PDEATHSIG = 1
+# `python -m` has the current folder first on its path. A user may have a random.py there.
+RUN_MODULE = (
+    "import sys\n"
+    "if sys.path[:1] == ['']: del sys.path[0]\n"
+    "import runpy\n"
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 
 _early: list[Forks] = []  # of this process, until Workers take it
 
@@ -28,6 +34,13 @@ def environment() -> dict[str, str]:
     """
     root = str(Path(__file__).resolve().parents[2])
     return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+
+
+def python(module: str) -> tuple[str, ...]:
+    """The command that runs a module in a Python process, which imports nothing from the current
+    folder. The module's arguments come behind it. Its environment is :func:`environment`.
+    """
+    return (sys.executable, "-c", RUN_MODULE, module)
 
 
 def die_with_parent() -> None:
@@ -60,7 +73,7 @@ class Forks:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             setting = {**environment(), "OPENBLAS_NUM_THREADS": "1"}
-            self.process = _popen(FORK_SERVER, theirs, setting)
+            self.process = _popen(python("gtco.codegen.fork_server"), theirs, setting)
         self.started = 0
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from os.path import exists
 from typing import TYPE_CHECKING
 
 from gtco.machine.cores import allowed_cores
@@ -76,7 +77,7 @@ class Backend(ABC):
 
     def check(self, options: CompileOptions) -> None:
         """Everything that can be said of the options before the work is done."""
-        if options.records is not None and options.tune == "off" and not options.records.exists():
+        if options.records is not None and options.tune == "off" and not exists(options.records):
             measures, make = self._records_made()
             raise OptionError(
                 f"records={str(options.records)!r}: there is no such file, and {measures} measures "

@@ -117,7 +117,7 @@ def page(facts: Facts) -> str:
             short=short,
             names=names,
         )
-        if len(drawn.encode()) < MOST_BYTES:
+        if len(drawn.encode(errors="replace")) < MOST_BYTES:
             break
     return drawn
 

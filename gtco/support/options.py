@@ -64,12 +64,19 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def check_place(path: Path) -> None:
-    """Raises :class:`OptionError` if the file's folder does not exist, or the file would replace a
-    folder. Called before the work is done.
+    """Raises :class:`OptionError` if the file's folder does not exist or may not be entered, or the
+    file would replace a folder. Called before the work is done.
     """
-    if path.is_dir():
+    try:
+        is_folder, has_folder = path.is_dir(), path.parent.is_dir()
+    except OSError as error:
+        raise OptionError(
+            f"the output '{path}' cannot be written: {error.strerror or error}. Choose another "
+            "place"
+        ) from error
+    if is_folder:
         raise OptionError(f"the output '{path}' is a folder: give the name of a file")
-    if not path.parent.is_dir():
+    if not has_folder:
         raise OptionError(f"the folder '{path.parent}' does not exist: make it first")
 
 
@@ -370,6 +377,17 @@ def cache_bytes() -> int:
             f"GTCO_CACHE_GB={given!r}: give a number of gigabytes, such as 4; 0 keeps no libraries"
         )
     return int(found * 1e9)
+
+
+def ensure_home() -> None:
+    """Sets ``HOME`` to ``/``, as container engines do, for a user who has no home folder: no
+    ``HOME``, and a number that the system does not know. TVM asks for the folder when it is
+    imported.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ.setdefault("HOME", "/")
 
 
 def cache_folder() -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.codegen.processes import environment
+from gtco.codegen.processes import environment, python
 from gtco.tuning.runner import Budget, Readings
 
 GRACE = 60.0  # seconds that reading may take beyond what it was given: opening, a slow first round
@@ -51,7 +50,7 @@ def printed(module: str, arguments: Sequence[str], timeout: float) -> Any:
     gives the JSON that it prints, or a sentence on how it failed. The module itself never prints a
     text.
     """
-    command = [sys.executable, "-m", f"gtco.tuning.{module}", *arguments]
+    command = [*python(f"gtco.tuning.{module}"), *arguments]
     try:
         done = subprocess.run(
             command,

@@ -186,6 +186,17 @@ def test_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert now == [5.0]
 
 
+@pytest.mark.parametrize(("quota", "seconds"), [(None, 5), (4.0, 5), (0.5, 10), (0.01, 20)])
+def test_with_a_part_of_a_core_it_takes_longer(
+    quota: float | None, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers of half a core are common: each compile in one would measure, and give up."""
+    monkeypatch.setattr(measure, "MOST_SECONDS", 5.0)
+    monkeypatch.setattr(measure.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(measure, "cpu_quota", lambda: quota)
+    assert measure.Clock().left(1.0) == seconds
+
+
 def test_what_is_read_of_a_cache() -> None:
     machine = target("x86-64-v4")
     l1, l2, l3 = (measure.probe_bytes(machine, n, 1 << 25) for n in range(3))

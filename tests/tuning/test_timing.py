@@ -175,7 +175,7 @@ def test_the_process_that_times_may_die_or_hang(
     script = tmp_path / "python"
     script.write_text(f"#!{sys.executable}\n{code}\n")
     script.chmod(0o755)
-    monkeypatch.setattr(local.sys, "executable", str(script))
+    monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr(local, "GRACE", 1.0)
     answer = local.run(tmp_path / "no.so", 0.1)
     assert isinstance(answer, str) and answer.startswith(said)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from gtco.codegen.load import load
+from gtco.machine.cores import cpu_quota
 from gtco.machine.memory import memory_left
 from gtco.machine.target import Target
 from gtco.search.calibration.barrier import (
@@ -59,7 +60,8 @@ from gtco.tensor.intrinsics.table import (
 )
 from gtco.tensor.stage import INT4
 
-MOST_SECONDS = 5.0  # of the whole measurement
+MOST_SECONDS = 5.0  # of the whole measurement, on a core of its own
+LEAST_QUOTA = 0.25  # of a core: with less, measuring takes no longer than with this
 # Of all arrays together. They also take at most 1 / SHARE_LEFT of the memory that is left.
 MOST_BYTES, SHARE_LEFT = 256 << 20, 4
 ARRAYS = 8  # each of the two arrays takes 1 / ARRAYS; kernels and threads take the rest
@@ -95,16 +97,18 @@ class Clock:
 
     def __init__(self, say: Callable[[str], None] = lambda what: None) -> None:
         self.begin, self.say = time.monotonic(), say
+        # A container with a part of a core stands still for the rest of each period.
+        self.seconds = MOST_SECONDS / min(max(cpu_quota() or 1.0, LEAST_QUOTA), 1.0)
 
     def left(self, share: float) -> float:
-        """Seconds until this share of MOST_SECONDS has passed; zero or less if it has."""
-        return self.begin + share * MOST_SECONDS - time.monotonic()
+        """Seconds until this share of the time has passed; zero or less if it has."""
+        return self.begin + share * self.seconds - time.monotonic()
 
     def need(self) -> None:
         """Raises :class:`NotMeasured` if all of the time has passed."""
         if self.left(1.0) <= 0:
             raise NotMeasured(
-                f"its time of {MOST_SECONDS:g} s passed before everything was measured once; "
+                f"its time of {self.seconds:g} s passed before everything was measured once; "
                 "other processes may have held the cores"
             )
 

@@ -33,6 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -230,10 +231,14 @@ class Records:
         self, path: str | os.PathLike[str], *, create: bool = True, write: bool = False
     ) -> None:
         self.path = Path(path)
-        if not create and not self.path.exists():
+        if not create and not exists(self.path):
             raise RecordError(f"there is no file of records {self.path}")
-        if str(path) != ":memory:" and (self.path.is_dir() or not self.path.parent.is_dir()):
-            wrong = "is a folder" if self.path.is_dir() else "is in a folder that does not exist"
+        if str(path) != ":memory:" and (isdir(self.path) or not isdir(self.path.parent)):
+            wrong = (
+                "is a folder"
+                if isdir(self.path)
+                else "is in a folder that does not exist or may not be entered"
+            )
             raise RecordError(f"the records {self.path} could not be opened: the path {wrong}")
         self._check_no_lines()
         with self._errors("opened"):
