@@ -116,8 +116,9 @@ def open_axes(inputs: Sequence[onnx.ValueInfoProto], symbols: bool) -> list[Open
     return found
 
 
-def infer_outputs(model: onnx.ModelProto, sizes: Mapping[str, int] | None) -> None:
-    """Gives each output the type and the shape that ONNX's checker and onnxsim need.
+def infer_outputs(model: onnx.ModelProto, sizes: Mapping[str, int] | None) -> set[str]:
+    """Gives each output the type and the shape that ONNX's checker and onnxsim need, and returns
+    the names of those whose shape is made up.
 
     ``sizes`` are the inputs' sizes by name; None if the file has all sizes. Types and shapes that
     an output lacks are inferred. ONNX infers nothing after an operator that it does not know; there
@@ -132,7 +133,8 @@ def infer_outputs(model: onnx.ModelProto, sizes: Mapping[str, int] | None) -> No
                     _set_output(dim, sizes or {})
             bare = bare or not (tensor.HasField("shape") and tensor.elem_type)
     if not bare:
-        return
+        return set()
+    made_up = set()
     try:
         inferred = onnx.shape_inference.infer_shapes(model).graph.output
     except Exception:  # the model is wrong: the checker that runs next says where
@@ -142,7 +144,10 @@ def infer_outputs(model: onnx.ModelProto, sizes: Mapping[str, int] | None) -> No
             value.type.CopyFrom(known.type)
             tensor = value.type.tensor_type
             tensor.elem_type = tensor.elem_type or onnx.TensorProto.FLOAT
+            if not tensor.HasField("shape"):
+                made_up.add(value.name)
             tensor.shape.SetInParent()
+    return made_up
 
 
 def _set_output(dim: Any, sizes: Mapping[str, int]) -> None:

@@ -40,6 +40,7 @@ from gtco.frontend.node_check import DTYPES, NUMBERS, Node, check_splits
 from gtco.frontend.scales import check_scales
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
+from gtco.frontend.unknown_outputs import simplified
 from gtco.frontend.weights import files_of, strip
 from gtco.support.errors import ModelError, UnsupportedError
 from gtco.support.later import Later
@@ -149,12 +150,16 @@ def import_skeleton(
     if sizes is not None:
         del skeleton.graph.value_info[:]  # it may have other sizes
     check_splits(skeleton)
-    infer_outputs(skeleton, sizes)
+    unknown = infer_outputs(skeleton, sizes)
     _check(skeleton)
     notes = [said] if (said := quantized.note(skeleton)) else []
     skeleton, weights = widen_integers(*unpack(skeleton, weights))
     check_scales(skeleton, weights)
     widened, unsimplified = False, False
+
+    def onnxsim(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+        return run_onnxsim(model, simplify_timeout)
+
     given, bfloat16 = skeleton, False
     skeleton, weights, narrow = widen(given, weights, onnx.TensorProto.BFLOAT16)
     if narrow:
@@ -167,13 +172,13 @@ def import_skeleton(
     except (ModelError, UnsupportedError):
         if simplify:
             # onnxsim removes unused operators, and folds more than sizes and counts
-            skeleton = run_onnxsim(skeleton, simplify_timeout)[0]
+            skeleton = simplified(skeleton, unknown, onnxsim)[0]
         undecided: list[str] = []
         skeleton = _written_out(skeleton, undecided)
         more = len(undecided) - 3
         notes += [*undecided[:3], *([f"{more} other Ifs are like these"] if more > 0 else [])]
     if simplify:
-        skeleton, note = run_onnxsim(skeleton, simplify_timeout)
+        skeleton, note = simplified(skeleton, unknown, onnxsim)
         unsimplified = bool(note)
         notes += [note] if note else []
     _refuse_unsupported(skeleton)
