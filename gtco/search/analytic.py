@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, log
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -202,6 +202,19 @@ class AnalyticPolicy(PricingPolicy):
                 found |= {pick.config: pick for pick in self.picks(sketch)}
         return sorted(found.values(), key=lambda pick: pick.seconds)
 
+    def closest(self, stage: Stage, known: Collection[Config]) -> list[Pick]:
+        """Picks of a stage by the configs of others that are the same but for their sizes, the
+        least predicted time first: of each the one that is closest to it among those of this stage.
+        """
+        found: dict[Config, Pick] = {}
+        for sketch in space_of(stage, self.target).sketches:
+            for one in known:
+                if one.sketch != sketch.name or (config := _closest(sketch, one.by_name)) is None:
+                    continue
+                if config not in found:
+                    found[config] = Pick(sketch, config, self.price(sketch, config))
+        return sorted(found.values(), key=lambda pick: pick.seconds)
+
     def _same(self, decision: Decision, option: Option) -> tuple[Option, ...]:
         """The option alone, or none if the decision lacks it, or if it is a micro-kernel that
         multiplies clearly slower at these sizes than another.
@@ -323,3 +336,18 @@ class AnalyticPolicy(PricingPolicy):
                 held = part
             if held == 1.0:
                 return
+
+
+def _closest(sketch: Sketch, like: Mapping[str, Option]) -> Config | None:
+    """The config whose decisions are those of another stage, but for cuts into tasks and blocks,
+    which are the closest in proportion. None if it has no such config.
+    """
+    chosen: dict[str, Option] = {}
+    while (decision := sketch.next_decision(chosen)) is not None:
+        options, wanted = decision.options, like.get(decision.name, decision.options[0])
+        if wanted not in options:
+            if decision.role not in CUTS:
+                return None
+            wanted = min(options, key=lambda option: abs(log(int(option) / int(wanted))))
+        chosen[decision.name] = wanted
+    return Config(sketch.name, tuple(chosen.items()))

@@ -48,7 +48,9 @@ class Forms:
     """The forms of each kind of stage so far, in the order in which they came."""
 
     def __init__(self) -> None:
+        self.settled = False  # do the anchors have their configs?
         self._known: dict[Kind, dict[Config, None]] = {}
+        self._configs: dict[Kind, dict[Config, None]] = {}  # as they are, cuts included
         self._rivals: dict[Kind, set[str]] = {}
         self._near: dict[str, list[Pick]] = {}  # by the stage's key
 
@@ -62,7 +64,10 @@ class Forms:
 
     def add(self, stage: Stage, config: Config) -> None:
         """What a stage has in the library."""
-        self._known.setdefault(kind_of(stage), {})[form_of(config)] = None
+        kind = kind_of(stage)
+        self._known.setdefault(kind, {})[form_of(config)] = None
+        if not self.settled:
+            self._configs.setdefault(kind, {})[config] = None
 
     def of(self, stage: Stage) -> Sequence[Config]:
         """The forms that stages of this kind have."""
@@ -75,7 +80,10 @@ class Forms:
         if (there := self._near.get(stage.key)) is not None:
             return there
         kind, picks = kind_of(stage), list[Pick]()
-        if (base := _analytic(policy)) is not None and kind in self._rivals:
+        base = _analytic(policy)
+        if base is not None and self.settled:
+            picks = base.closest(stage, [*self._configs.get(kind, ())])
+        elif base is not None and kind in self._rivals:
             known = dict.fromkeys(map(_uncut, self._known[kind]))
             picks = base.nearby(stage, [*known], self._rivals[kind])
         self._near[stage.key] = picks

@@ -20,6 +20,8 @@ from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 
 CLOSE = 1.03  # times the predicted seconds of the best config
+WIDE = 1.08  # the same, of a library of hundreds of sizes, which would have many layouts
+SETTLED = 1.2  # the same, of sizes between the anchors of such a library
 LOOKED_AT = 32  # configs of a stage
 
 
@@ -29,6 +31,7 @@ class Layouts:
     """
 
     def __init__(self) -> None:
+        self.close = CLOSE
         self._known: dict[int, set[Packing]] = {}  # by the array's id
 
     def add(
@@ -87,7 +90,7 @@ class Layouts:
             return best
         if there is not None and there[0].sketch not in without:
             return priced(policy, space_of(stage, policy.target), there[0]) or best
-        close = [pick for pick in promising if pick.seconds <= CLOSE * best.seconds]
+        close = [pick for pick in promising if pick.seconds <= self.close * best.seconds]
         return next((pick for pick in close if self.fits(pick, stage, constants)), best)
 
     def fits(self, pick: Pick, stage: Stage, constants: Mapping[str, np.ndarray]) -> bool:

@@ -14,8 +14,9 @@ from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.workers import Ahead, Workers
 from gtco.driver.checks import at_sizes
 from gtco.driver.compilation import Compilation, Progress, silent
+from gtco.driver.sizes.anchors import ANCHORS, anchors
 from gtco.driver.sizes.forms import form_of
-from gtco.driver.sizes.layouts import CLOSE, LOOKED_AT
+from gtco.driver.sizes.layouts import CLOSE, LOOKED_AT, SETTLED, WIDE
 from gtco.driver.sizes.sharing import Sharing
 from gtco.machine.target import Target
 from gtco.runtime.artifact import MAX_STEPS
@@ -87,7 +88,8 @@ class Many:
         left = self._ends(choices)
         later = [numbers for numbers in choices if numbers not in left]
         ends = [n for numbers in left for n in numbers]
-        order = deque(ends[n] for n in in_order([self.sizes[n] for n in ends]))
+        first, between = self._anchors(ends)
+        order = deque(first[n] for n in in_order([self.sizes[n] for n in first]))
         start = time.perf_counter()
         self.runs[0].rates(machine)  # a phase of its own, if this machine was not measured
         kept, cut = list[int](), list[int]()
@@ -115,6 +117,10 @@ class Many:
                         if one not in kept:
                             self.outline(self.runs[one], ahead)
                             kept.append(one)
+                    if not order and between:
+                        self.settle()
+                        order.extend(between)
+                        between = []
                     if not order and later:  # with the parts that are worth it at both ends
                         worth = {self.sizes[n][self.symbol] for n in kept}
                         left = [
@@ -169,27 +175,44 @@ class Many:
     def _choose(self, run: Compilation, stage: Stage) -> Pick | None:
         policy, shared = run.policy, run.shared
         assert shared is not None
-        constants = run.graph.constants
-        if not run.searched and (near := shared.forms.near(policy, stage)):
-            known = {*shared.forms.of(stage)}
-            close = [pick for pick in near if pick.seconds <= CLOSE * near[0].seconds]
-            close.sort(key=lambda pick: form_of(pick.config) not in known)
-            return next((p for p in close if shared.layouts.fits(p, stage, constants)), near[0])
-        best = shared.layouts.choose(policy, {}, constants, stage)
+        layouts, constants = shared.layouts, run.graph.constants
         known = {*shared.forms.of(stage)}
+
+        def close(picks: Sequence[Pick]) -> list[Pick]:
+            """Those nearly as fast as the first that need no new layout, known forms first."""
+            most = layouts.close * picks[0].seconds
+            fit = [p for p in picks if p.seconds <= most and layouts.fits(p, stage, constants)]
+            alike = [p for p in fit if p.seconds <= CLOSE * fit[0].seconds]
+            return sorted(alike, key=lambda pick: form_of(pick.config) not in known)
+
+        if not run.searched and (near := shared.forms.near(policy, stage)):
+            return next(iter(close(near)), near[0])
+        best = layouts.choose(policy, {}, constants, stage)
         if best is None or not known or form_of(best.config) in known:
             return best
         first = policy.choose(stage)
         promising = policy.best(stage, LOOKED_AT)
         if first is None or not promising or first.config != promising[0].config:
             return best  # it was measured
-        close = [
-            pick
-            for pick in promising
-            if pick.seconds <= CLOSE * first.seconds and form_of(pick.config) in known
-        ]
-        fitting = (p for p in close if shared.layouts.fits(p, stage, constants))
-        return next(fitting, best)
+        return next((p for p in close(promising) if form_of(p.config) in known), best)
+
+    def settle(self) -> None:
+        """From here on sizes take the configs that others have."""
+        shared = self.runs[0].shared
+        assert shared is not None
+        shared.forms.settled, shared.layouts.close = True, SETTLED
+
+    def _anchors(self, numbers: list[int]) -> tuple[list[int], list[int]]:
+        """Of the sizes with these numbers the anchors and the others. All are anchors where a range
+        has parts, since these are few.
+        """
+        if self.symbol or len(numbers) <= ANCHORS:
+            return numbers, []
+        shared = self.runs[0].shared
+        assert shared is not None
+        shared.layouts.close = WIDE
+        chosen = [numbers[n] for n in anchors([self.sizes[n] for n in numbers])]
+        return chosen, [number for number in numbers if number not in chosen]
 
     def _choices(self) -> list[list[int]]:
         """The numbers of the sizes, those together of which some may be left out: with a range, its

@@ -71,8 +71,11 @@ class Shared:
 
     def near_one_that_was_searched(self, graph: Graph, scale: float) -> bool:
         """True if stages were searched for a graph that differs from this one in sizes alone, and
-        that is neither much smaller nor much larger. ``scale``: the product of its sizes.
+        that is neither much smaller nor much larger, or where hundreds of sizes are between those.
+        ``scale``: the product of its sizes.
         """
+        if self.forms.settled:
+            return skeleton(graph) in self._searched
         return any(
             max(scale / other, other / scale) <= FAR
             for other in self._searched.get(skeleton(graph), ())

@@ -22,13 +22,14 @@ from gtco.compiler import compile_model, compile_to_file
 from gtco.driver import fusing, library
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sizes import many
+from gtco.driver.sizes.anchors import ANCHORS, anchors
 from gtco.driver.sizes.many import Many, check_steps, in_order
 from gtco.graph.fusion import stages
 from gtco.report import gather
 from gtco.runtime.table import CSRC
 from gtco.support.errors import GtcoError, OptionError
 from gtco.support.options import c_compiler
-from gtco.support.sizes import spread
+from gtco.support.sizes import said, spread
 from tests.end_to_end.sizes.test_variants import random
 
 HEIGHTS, WIDTHS = (5, 16, 31), (7, 16, 24, 33)
@@ -106,6 +107,39 @@ def test_every_size_in_turn(compiled: CompiledModel) -> None:
         for mine, its in zip(compiled(x), session.run(None, {"x": x}), strict=True):
             assert mine.shape == its.shape
             np.testing.assert_allclose(mine, its, rtol=1e-4, atol=2e-5)
+
+
+def test_more_sizes_than_anchors() -> None:
+    """Sizes between the anchors take the configs of these, and are right."""
+    heights, widths = range(4, 36, 8), range(5, 40, 7)
+    assert len(heights) * len(widths) > ANCHORS
+    with compile_model(
+        text(),
+        dims={"height": [*heights], "width": [*widths]},
+        threads=2,
+        tune="off",
+        simplify=False,
+    ) as model:
+        session = onnxruntime.InferenceSession(text().SerializeToString())
+        for number, (height, width) in enumerate(product(heights, widths)):
+            x = random(1, 3, height, width, seed=number)
+            for mine, its in zip(model(x), session.run(None, {"x": x}), strict=True):
+                np.testing.assert_allclose(mine, its, rtol=1e-4, atol=2e-5)
+        every = [{"height": h, "width": w} for h, w in product(heights, widths)]
+        fixed = {said(every[number]) for number in anchors(every)}
+
+        def forms(at_anchors: bool) -> set[str]:
+            """What the products' kernels are, without the cuts."""
+            found = set()
+            for variant in model.variants:
+                if (said(variant.sizes) in fixed) == at_anchors:
+                    for stage in variant.stages:
+                        schedule = stage["schedule"]
+                        if "tile" in schedule:
+                            found.add(f"{schedule['sketch']} {schedule['tile']}")
+            return found
+
+        assert forms(False) <= forms(True)
 
 
 def write_cases(model: CompiledModel, path: Path) -> None:
