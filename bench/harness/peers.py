@@ -47,7 +47,8 @@ def peer_of(system: str) -> str:
 def load_inputs(job: Job) -> dict[str, np.ndarray]:
     """The inputs by name, in the model's order, C-contiguous."""
     with np.load(job["inputs"]) as file:
-        return {name: np.ascontiguousarray(file[name]) for name in file.files}
+        # not ascontiguousarray, which makes a vector of a scalar
+        return {name: np.asarray(file[name], order="C") for name in file.files}
 
 
 def open_gtco(job: Job) -> System:

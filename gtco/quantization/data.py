@@ -220,7 +220,9 @@ def _split(array: Array, spec: Spec, where: str) -> list[Array]:
         array = array[None]
     if array.ndim == rank + 1:
         pieces = list(array)
-    elif array.ndim == rank and rank and array.shape[0] % spec.batch == 0:
+    elif array.ndim == rank == 0:
+        pieces = [array]
+    elif array.ndim == rank and array.shape[0] % spec.batch == 0:
         step = spec.batch
         pieces = [array[n : n + step] for n in range(0, array.shape[0], step)]
     else:
@@ -229,7 +231,8 @@ def _split(array: Array, spec: Spec, where: str) -> list[Array]:
     if not all(want in (None, size) for want, size in zip(spec.shape, found, strict=True)):
         raise _misfit(array, spec, where)
     with numpy.errstate(over="ignore"):  # an infinity is found later
-        return [numpy.ascontiguousarray(piece, spec.dtype) for piece in pieces]
+        # not ascontiguousarray, which makes a vector of a scalar
+        return [numpy.asarray(piece, spec.dtype, order="C") for piece in pieces]
 
 
 def _misfit(array: Array, spec: Spec, where: str) -> InputError:

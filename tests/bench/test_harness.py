@@ -11,6 +11,7 @@ import pytest
 
 from bench.harness import worker
 from bench.harness.agreement import Agreement, agree
+from bench.harness.peers import load_inputs
 from bench.harness.process import Worker, WorkerError
 from bench.harness.rounds import Contender, Measurement, calls_per_round, compare
 
@@ -68,6 +69,15 @@ def events(log: Path) -> list[tuple[float, str, str]]:
 
 def compare_quickly(candidates, rounds=4, **options):
     return compare(candidates, rounds, warm=0.02, budget=0.0, **options)  # 3 timed calls a round
+
+
+def test_inputs_keep_their_shapes(tmp_path):
+    """Also that of a number, and of what is not stored row by row."""
+    given = {"sr": np.array(16000), "x": np.ones((3, 4), np.float32, order="F")}
+    np.savez(tmp_path / "inputs.npz", **given)
+    found = load_inputs({"inputs": str(tmp_path / "inputs.npz")})
+    assert {name: x.shape for name, x in found.items()} == {"sr": (), "x": (3, 4)}
+    assert all(x.flags.c_contiguous for x in found.values())
 
 
 def test_rounds_are_interleaved_and_the_first_call_is_thrown_away(fake):

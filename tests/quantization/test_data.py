@@ -187,3 +187,17 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(InputError, match=said):
             samples_of(path, [IMAGE])
+
+
+SCALE = Spec("scale", np.dtype(np.float32), ())
+
+
+@pytest.mark.parametrize("form", ["mapping", "list"])
+def test_an_input_that_is_a_number_has_one_a_run(form: str) -> None:
+    x, scales = images(), np.linspace(0, 1, 40, dtype=np.float64)
+    data: Any = {"image": x, "scale": scales}
+    if form == "list":
+        data = [{"image": one[None], "scale": n} for one, n in zip(x, scales, strict=True)]
+    found = samples_of(data, [IMAGE, SCALE])
+    assert all(run["scale"].shape == () for run in found.runs)
+    assert [run["scale"] for run in found.runs] == list(scales.astype(np.float32))
