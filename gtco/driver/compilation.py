@@ -14,32 +14,28 @@ from gtco.codegen.generate import Choose, Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.driver.assembly import assemble
 from gtco.driver.backend import Backend, backend_of
-from gtco.driver.checks import check_sizes, is_onnx, source_of
+from gtco.driver.checks import check_sizes
 from gtco.driver.compiled import CompileReport
 from gtco.driver.metadata import versions
+from gtco.driver.reading import Source
 from gtco.driver.sizes.shared import Shared
 from gtco.driver.sizes.sharing import shared_steps
+from gtco.driver.verifying import model_compared, opened_library, stages_compared
 from gtco.machine.gpu import GpuTarget
-from gtco.machine.target import Machine, Target, target
+from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact, build_artifact
-from gtco.runtime.emulated import EmulatedModel
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
-from gtco.runtime.module import load
 from gtco.runtime.plan import Step
 from gtco.runtime.publish import write_error
 from gtco.search.records.records import Record, Records
-from gtco.support.errors import (
-    REPORT,
-    InternalError,
-    OptionError,
-    guarded,
-)
+from gtco.support.errors import REPORT, InternalError, guarded
 from gtco.support.options import GPU_PRECISIONS, CompileOptions
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
     from gtco.driver.launching import Launching
+    from gtco.frontend.imported import ImportedModel
     from gtco.graph.fusion.stages import Partition
     from gtco.graph.graph import Graph
     from gtco.search.calibration.profile import MachineTable
@@ -69,11 +65,10 @@ class Compilation:
         shared: Shared | None = None,
     ) -> None:
         """``shared``: what it has in common with the other variants of its library."""
-        self.model, self.output, self.example_inputs = source_of(model), output, example_inputs
+        self.source, self.output = Source(model, example_inputs, shared), output
         self.options, self.progress, self.shared = options, progress, shared
         self.report = CompileReport()
         self.identity = ""  # of an ONNX file, once it is read
-        self._opened: Any = None  # the model, between opening and reading it
         self.accidents = False  # is the library not what it would be another time?
         self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
         self.float16 = False  # is it a float16 file, for a CPU?
@@ -204,63 +199,29 @@ class Compilation:
             self.report.notes.append(note)
 
     # the steps ------------------------------------------------------------------------------------
+    @property
+    def model(self) -> Any:
+        return self.source.model
+
+    @property
+    def example_inputs(self) -> Any:
+        return self.source.example_inputs
+
     def opened(self) -> Any:
-        """The model as its frontend opens it: an ``OnnxSource``, or for PyTorch what ``export``
-        gives. It is kept until the model is read.
-        """
-        if self._opened is not None:
-            return self._opened
-        if is_onnx(self.model):
-            from gtco.frontend.onnx import read_onnx
-
-            if self.example_inputs is not None:
-                raise OptionError(
-                    "example_inputs is for PyTorch modules; an ONNX model has its inputs' shapes, "
-                    "and shapes gives symbolic ones their values"
-                )
-            open_onnx = partial(read_onnx, self.model)
-            self._opened = self.shared.read(open_onnx) if self.shared else open_onnx()
-        else:
-            from gtco.frontend.pytorch import export, load_program
-
-            if isinstance(path := self.model, Path):
-                read = partial(load_program, path)
-                self.model = self.shared.read(read) if self.shared else read()
-            self._opened = export(self.model, self.example_inputs, shapes=self.options.shapes)
-        return self._opened
+        """The model as its frontend opens it (:mod:`gtco.driver.reading`)."""
+        return self.source.opened(self.options)
 
     def close(self) -> None:
         """Lets go of an opened model."""
-        self._opened = None
+        self.source.close()
 
-    def read(self) -> Any:
+    def read(self) -> ImportedModel:
         """Model -> Relax, by the importer for its kind. For CPUs float16 becomes float32."""
-        options, float16 = self.options, self.backend.computes_float16
-        source, self._opened = self.opened(), None
-        if is_onnx(self.model):
-            from gtco.frontend.onnx import load_onnx
-
-            imported = load_onnx(
-                source,
-                shapes=options.shapes,
-                simplify=options.simplify,
-                simplify_timeout=options.simplify_timeout,
-                float16=float16,
-            )
-        else:
-            from gtco.frontend.pytorch import load_pytorch
-
-            imported = load_pytorch(
-                source,
-                shapes=options.shapes,
-                simplify=options.simplify,
-                simplify_timeout=options.simplify_timeout,
-                float16=float16,
-            )
+        imported = self.source.read(self.options, self.backend.computes_float16)
         self.report.notes += imported.notes
         self.accidents |= imported.unsimplified
         self.identity = imported.identity
-        if options.dump is not None:
+        if self.options.dump is not None:
             self.dump("1-relax.txt", imported.module.script())
         return imported
 
@@ -492,18 +453,9 @@ class Compilation:
         """
         if not self.options.verify:
             return
-        from gtco.frontend.onnx import OnnxSource
-        from gtco.frontend.weights import whole
-        from gtco.verification import verify
-
-        model = self.model
-        if isinstance(model, OnnxSource):
-            model = whole(model.skeleton, model.weights)
+        opened = partial(self.opened_library, sizes=sizes)
         with self.phase("verify") as say:
-            with self.opened_library(library, sizes) as compiled:
-                self.report.verification = found = verify(
-                    compiled, model, example_inputs=self.example_inputs, check=False
-                )
+            self.report.verification = found = model_compared(self.source, library, opened)
             found.check()
             say(str(found).splitlines()[0])
 
@@ -511,30 +463,22 @@ class Compilation:
         """Compares the output of every stage with the graph in float32, through a library of the
         same kernels that gives them all. ``graph`` is that of the library, with its constants.
         """
-        from gtco.driver.layers import compared, losses, run_all, with_outputs
-
-        assert self.plain is not None
-        stages = self.generated.stages
+        plain, stages = self.plain, self.generated.stages
+        assert plain is not None
         with self.phase("layers") as say:
-            kept, left_out = compared(stages)
-            artifact = self.artifact("layers", with_outputs(graph, kept), self.generated)
-            given, made = run_all(artifact, self.opened_library)
-            self.report.losses = losses(graph, self.plain, stages, given, made, left_out)
+            self.report.losses = stages_compared(
+                graph,
+                plain,
+                stages,
+                lambda more: self.artifact("layers", more, self.generated),
+                self.opened_library,
+            )
             self.plain = None
             say(str(self.report.losses))
 
     def opened_library(self, library: Path, sizes: Mapping[str, int] | None = None) -> Any:
-        """The library, to be run: here, or in an emulator if it is for another kind of CPU."""
-        isa = backend_of(target(self.options.target)).isa
-        if isa.here:
-            return load(library, threads=self.options.threads, dims=sizes)
-        note = (
-            f"verified by {isa.emulator} on this machine: the results are those of "
-            "the instructions, and nothing is said about speed"
-        )
-        if note not in self.report.notes:
-            self.report.notes.append(note)
-        return EmulatedModel(library, self.options.threads, dims=sizes)
+        """The library, or its variant of these sizes, to be run."""
+        return opened_library(library, self.options, self.report.notes, sizes)
 
 
 def identifier(stem: str) -> str:
