@@ -361,9 +361,9 @@ class Library:
 
 
 def _cores(options: CompileOptions) -> int:
-    """The cores that a run has."""
+    """The cores that a run has. A GPU is as wide as a CPU of many."""
     machine = target(options.target)
-    return options.threads or (machine.cores if isinstance(machine, Target) else 1)
+    return options.threads or (machine.cores if isinstance(machine, Target) else parts.MANY_CORES)
 
 
 def _compilation(

@@ -52,7 +52,8 @@ class Parts:
 
     def of(self, size: int) -> list[int]:
         """The variants, by number, that a run of this size goes through, in order: those of least
-        price. The library finds the same (csrc/cover.c).
+        price. The last may have more samples than are left. The library finds the same
+        (csrc/cover.c).
         """
         best = 0
         for number in range(1, len(self.sizes)):
@@ -75,10 +76,18 @@ class Parts:
                     least, of = price[n - samples] + self.nanoseconds[number], number
             price.append(least)
             part.append(of)
-        while size:
-            counts[part[size]] += 1
-            size -= self.sizes[part[size]]
-        return [self.first + n for n in reversed(range(len(counts))) for _ in range(counts[n])]
+        least, rest, last = price[size], size, -1
+        for number, samples in enumerate(self.sizes):
+            for n in range(max(0, size - samples + 1), size):
+                if price[n] + self.nanoseconds[number] < least:
+                    least, rest, last = price[n] + self.nanoseconds[number], n, number
+                if not n:  # with others before it, it costs more
+                    break
+        while rest:
+            counts[part[rest]] += 1
+            rest -= self.sizes[part[rest]]
+        found = [n for n in reversed(range(len(counts))) for _ in range(counts[n])]
+        return [self.first + n for n in (*found, *([last] if last >= 0 else []))]
 
 
 @dataclass(frozen=True)

@@ -125,15 +125,21 @@ def kept(sizes: Range, prices: Mapping[int, float]) -> list[int]:
 
 
 def _costs(sizes: Sequence[int], parts: Sequence[int], prices: Mapping[int, float]) -> list[float]:
-    """The least price of each size as a sum of parts; csrc/cover.c does the same at run time. A
-    size that is too large for a table counts as the part of least price a sample alone.
+    """The least price of each size in parts, which add up to it, or of which the last one has more
+    than are left; csrc/cover.c does the same at run time. A size that is too large for a table
+    counts as the part of least price a sample alone.
     """
     bound = min(max(sizes), (parts[-1] + 1) * parts[-1])
     table = [0.0] + [inf] * bound
     for n in range(1, bound + 1):
         table[n] = min((table[n - p] + prices[p] for p in parts if p <= n), default=inf)
+
+    def cheapest(n: int) -> float:
+        more = (prices[p] + min(table[max(0, n - p + 1) : n]) for p in parts if p > 1)
+        return min([table[n], *more])
+
     rate = min(prices[p] / p for p in parts)
-    return [table[n] if n <= bound else rate * n for n in sizes]
+    return [cheapest(n) if n <= bound else rate * n for n in sizes]
 
 
 def proven(

@@ -275,12 +275,12 @@ static int in_place(const void* pointer, int64_t bytes) {
 
 static int run_part(gtco_model* m, const gtco_part* part, const void* const* inputs, void* const* outputs,
                     double* seconds) {
-  const gtco_variant* variant = &plan->variants[part->variant];
   const int tensors = gtco_num_tensors(), number = part->variant;
   for (int t = 0; t < tensors; ++t) {
     const void* pointer = gtco_part_pointer(&m->sizes, part, gtco_pointer(inputs, outputs, t), t);
-    const int64_t bytes = gtco_tensor(variant, t)->nbytes;
-    m->pointers[t] = in_place(pointer, bytes) ? (void*)pointer : m->staging[t];
+    const int64_t bytes = gtco_part_bytes(&m->sizes, part, t);
+    const int whole = bytes == gtco_tensor(&plan->variants[number], t)->nbytes;
+    m->pointers[t] = whole && in_place(pointer, bytes) ? (void*)pointer : m->staging[t];
     if (t < plan->num_inputs && m->pointers[t] != pointer && bytes) memcpy(m->pointers[t], pointer, (size_t)bytes);
   }
   for (int p = number ? m->patches_end[number - 1] : 0; p < m->patches_end[number]; ++p)
@@ -290,7 +290,7 @@ static int run_part(gtco_model* m, const gtco_part* part, const void* const* inp
   if (error) return error;
   for (int t = plan->num_inputs; t < tensors; ++t) {
     void* pointer = (void*)gtco_part_pointer(&m->sizes, part, outputs[t - plan->num_inputs], t);
-    const int64_t bytes = gtco_tensor(variant, t)->nbytes;
+    const int64_t bytes = gtco_part_bytes(&m->sizes, part, t);
     if (m->pointers[t] != pointer && bytes) memcpy(pointer, m->pointers[t], (size_t)bytes);
   }
   return 0;

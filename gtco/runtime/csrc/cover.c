@@ -134,16 +134,40 @@ static gtco_status samples_of(const gtco_parts* parts, const int64_t* const* sha
   return GTCO_OK;
 }
 
+/* Of so many samples, how many are run in parts that add up: all of them, or less if a last part that has more than are
+ * left is cheaper. */
+static int64_t find_last(gtco_parts* parts, int64_t left) {
+  const gtco_cover* cover = parts->cover;
+  int64_t least = parts->price[left], rest = left;
+  parts->last = -1;
+  for (int v = 0; v < cover->num_variants; ++v) {
+    const int64_t first = left - cover->sizes[v] + 1;
+    for (int64_t n = first > 0 ? first : 0; n < left; ++n) {
+      if (n && parts->part[n] < 0) continue;
+      const int64_t price = parts->price[n] + cover->prices[v];
+      if (price < least) {
+        least = price;
+        rest = n;
+        parts->last = v;
+      }
+      if (!n) break; /* with others before it, it costs more */
+    }
+  }
+  return rest;
+}
+
 /* Notes the parts of so many samples, and the tensors at that number. */
 static void use_samples(gtco_parts* parts, int64_t samples) {
   const gtco_cover* cover = parts->cover;
   int64_t left = samples;
+  parts->samples = samples;
   memset(parts->counts, 0, (size_t)cover->num_variants * sizeof *parts->counts);
   if (left >= parts->entries) {
     const int64_t best = cover->sizes[parts->best];
     parts->counts[parts->best] = (left - parts->entries + best) / best;
     left -= parts->counts[parts->best] * best;
   }
+  left = find_last(parts, left);
   for (; left > 0; left -= cover->sizes[parts->part[left]]) ++parts->counts[parts->part[left]];
   for (int t = 0; t < gtco_num_tensors(); ++t) {
     const int axis = plan->range->axes[t];
@@ -154,7 +178,7 @@ static void use_samples(gtco_parts* parts, int64_t samples) {
   }
   parts->sized.num_steps = 0;
   for (int v = 0; v < cover->num_variants; ++v)
-    parts->sized.num_steps += (int32_t)(parts->counts[v] * first_part(parts)[v].num_steps);
+    parts->sized.num_steps += (int32_t)((parts->counts[v] + (v == parts->last)) * first_part(parts)[v].num_steps);
 }
 
 gtco_status gtco_parts_of(gtco_parts* every, const int64_t* const* shapes, gtco_parts** found, char* message) {

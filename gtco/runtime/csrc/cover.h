@@ -1,4 +1,6 @@
-/* How many samples are run as parts, each of which is a variant (gtco_range in plan.h). */
+/* How many samples are run as parts, each of which is a variant (gtco_range in plan.h). Parts add up to the samples, or
+ * the last one has more than are left: it computes samples of the parts before it again, or, in a run of fewer samples
+ * than it has, some that nobody asked for. */
 #ifndef GTCO_COVER_H
 #define GTCO_COVER_H
 
@@ -7,7 +9,9 @@
 /* The parts at one choice of the model's other sizes. */
 typedef struct {
   const gtco_cover* cover;
-  int64_t* counts;       /* parts of each variant, for the shapes that are set; the largest variant runs first */
+  int64_t samples;       /* of the shapes that are set */
+  int64_t* counts;       /* parts of each variant that add up; the largest variant runs first */
+  int last;              /* the variant, by its place in the cover, of a part that has more than are left; -1 for none */
   int64_t* sample_bytes; /* of each tensor, inputs first; 0 if it is the same for all samples */
   int64_t entries;       /* numbers of samples in the tables, from 0 */
   int64_t* price;        /* of each number: its least price */

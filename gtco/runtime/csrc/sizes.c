@@ -1,6 +1,7 @@
 #include "sizes.h"
 
 #include "error.h"
+#include "tensors.h"
 #include "variants.h"
 
 static const gtco_plan* const plan = &gtco_the_plan;
@@ -44,6 +45,7 @@ int gtco_next_part(const gtco_sizes* sizes, gtco_part* part) {
   }
   const gtco_cover* cover = sizes->chosen->cover;
   const int64_t* counts = sizes->chosen->counts; /* by the variant's place in the cover; the largest runs first */
+  if (part->is_last) return 0;
   int place = part->begun ? part->variant - cover->first_variant : cover->num_variants - 1;
   if (part->begun) part->first += cover->sizes[place];
   part->begun = 1;
@@ -52,17 +54,31 @@ int gtco_next_part(const gtco_sizes* sizes, gtco_part* part) {
     part->done = 0;
   }
   ++part->done;
+  if (place < 0) {
+    if (sizes->chosen->last < 0) return 0;
+    place = sizes->chosen->last;
+    part->is_last = 1;
+    part->first = sizes->chosen->samples - cover->sizes[place];
+    if (part->first < 0) part->first = 0;
+  }
   part->variant = cover->first_variant + place;
-  return place >= 0;
+  return 1;
 }
 
 int64_t gtco_count_parts(const gtco_sizes* sizes) {
   if (!plan->range) return 1;
-  int64_t number = 0;
+  int64_t number = sizes->chosen->last >= 0;
   for (int v = 0; v < sizes->chosen->cover->num_variants; ++v) number += sizes->chosen->counts[v];
   return number;
 }
 
 const void* gtco_part_pointer(const gtco_sizes* sizes, const gtco_part* part, const void* pointer, int tensor) {
   return part->first ? (const char*)pointer + part->first * sizes->chosen->sample_bytes[tensor] : pointer;
+}
+
+int64_t gtco_part_bytes(const gtco_sizes* sizes, const gtco_part* part, int tensor) {
+  const int64_t bytes = gtco_tensor(&plan->variants[part->variant], tensor)->nbytes;
+  if (!part->is_last) return bytes;
+  const int64_t whole = gtco_tensor(sizes->variant, tensor)->nbytes;
+  return whole < bytes ? whole : bytes;
 }

@@ -1,5 +1,4 @@
-/* The shapes of a handle's next run, and the variants that the run goes through: one, or with a range those whose samples
- * add up. */
+/* The shapes of a handle's next run, and the variants that the run goes through: one, or with a range several (cover.h). */
 #ifndef GTCO_SIZES_H
 #define GTCO_SIZES_H
 
@@ -29,6 +28,7 @@ typedef struct {
   int variant;   /* its number */
   int64_t first; /* the sample that it begins at; 0 for a model without a range */
   int64_t done;  /* parts of this variant up to this one */
+  int is_last;   /* 1 for the part that has more samples than are left */
 } gtco_part;
 
 /* The next part of the run, the first if `part` is zeroed. Returns 0 if there is none. */
@@ -39,5 +39,9 @@ int64_t gtco_count_parts(const gtco_sizes* sizes);
 
 /* Where this part's samples of a tensor begin, from where the whole tensor does. */
 const void* gtco_part_pointer(const gtco_sizes* sizes, const gtco_part* part, const void* pointer, int tensor);
+
+/* How many bytes the caller's tensor has there for this part. They are fewer than the variant's tensor has if the run has
+ * fewer samples than the variant. Then the tensor cannot be used in place, and nobody reads the rest of the outputs. */
+int64_t gtco_part_bytes(const gtco_sizes* sizes, const gtco_part* part, int tensor);
 
 #endif /* GTCO_SIZES_H */

@@ -59,45 +59,50 @@ static gtco_status find_places(gtco_model* m, const void* const* inputs, void* c
   return status;
 }
 
-static int in_place(const gtco_model* m, int t) {
-  return m->places[t] == ON_DEVICE && ((uintptr_t)m->pointers[t] & (GTCO_DEVICE_ALIGNMENT - 1)) == 0;
+/* Notes where the tensors of this part are. Kernels use memory of the device that is aligned and has all samples of the
+ * variant. */
+static void use_part(gtco_model* m, const gtco_part* part, const void* const* inputs, void* const* outputs) {
+  for (int t = 0; t < gtco_num_tensors(); ++t) {
+    const void* pointer = gtco_part_pointer(&m->sizes, part, gtco_pointer(inputs, outputs, t), t);
+    const int whole = gtco_part_bytes(&m->sizes, part, t) == gtco_tensor(&plan->variants[part->variant], t)->nbytes;
+    m->pointers[t] = pointer;
+    m->in_place[t] = m->places[t] == ON_DEVICE && whole && ((uintptr_t)pointer & (GTCO_DEVICE_ALIGNMENT - 1)) == 0;
+  }
 }
 
-static gtco_status copy_in(gtco_model* m, const gtco_variant* variant, CUstream stream) {
+static gtco_status copy_in(gtco_model* m, const gtco_part* part, CUstream stream) {
   for (int t = 0; t < plan->num_inputs; ++t) {
     const void* pointer = m->pointers[t];
-    const gtco_tensor_info* info = gtco_tensor(variant, t);
-    const size_t bytes = (size_t)info->nbytes;
+    const char* name = plan->inputs[t].name;
+    const size_t bytes = (size_t)gtco_part_bytes(&m->sizes, part, t);
     if (m->places[t] == ON_HOST)
       GTCO_CUDA_TRY(m->error, cuMemcpyHtoDAsync, (m->staging[t], pointer, bytes, stream),
-                    "copying input '%s' to device %d", info->name, m->device->ordinal);
-    else if (m->places[t] == ON_DEVICE && !in_place(m, t))
+                    "copying input '%s' to device %d", name, m->device->ordinal);
+    else if (m->places[t] == ON_DEVICE && !m->in_place[t])
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, (m->staging[t], (CUdeviceptr)(uintptr_t)pointer, bytes, stream),
-                    "copying input '%s', which is not aligned to %d bytes", info->name,
-                    GTCO_DEVICE_ALIGNMENT);
+                    "copying input '%s', which kernels do not read in place", name);
   }
   return GTCO_OK;
 }
 
-static gtco_status copy_out(gtco_model* m, const gtco_variant* variant, CUstream stream) {
+static gtco_status copy_out(gtco_model* m, const gtco_part* part, CUstream stream) {
   for (int t = plan->num_inputs; t < gtco_num_tensors(); ++t) {
     void* pointer = (void*)m->pointers[t];
-    const gtco_tensor_info* info = gtco_tensor(variant, t);
-    const size_t bytes = (size_t)info->nbytes;
+    const char* name = plan->outputs[t - plan->num_inputs].name;
+    const size_t bytes = (size_t)gtco_part_bytes(&m->sizes, part, t);
     if (m->places[t] == ON_HOST)
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoHAsync, (pointer, m->staging[t], bytes, stream),
-                    "copying output '%s' from device %d", info->name, m->device->ordinal);
-    else if (m->places[t] == ON_DEVICE && !in_place(m, t))
+                    "copying output '%s' from device %d", name, m->device->ordinal);
+    else if (m->places[t] == ON_DEVICE && !m->in_place[t])
       GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, ((CUdeviceptr)(uintptr_t)pointer, m->staging[t], bytes, stream),
-                    "copying output '%s', which is not aligned to %d bytes", info->name,
-                    GTCO_DEVICE_ALIGNMENT);
+                    "copying output '%s', which kernels do not write in place", name);
   }
   return GTCO_OK;
 }
 
 /* The address at which the kernels find a tensor in this part of a run. */
 static CUdeviceptr address(const gtco_model* m, int t) {
-  return in_place(m, t) ? (CUdeviceptr)(uintptr_t)m->pointers[t] : m->staging[t];
+  return m->in_place[t] ? (CUdeviceptr)(uintptr_t)m->pointers[t] : m->staging[t];
 }
 
 static void set_arguments(gtco_model* m, const gtco_variant* variant) {
@@ -138,13 +143,11 @@ static gtco_status enqueue(gtco_model* m, const void* const* inputs, void* const
   gtco_status status = m->captured ? clear_counts(m, stream) : GTCO_OK;
   gtco_part part = {0};
   while (status == GTCO_OK && gtco_next_part(&m->sizes, &part)) {
-    const gtco_variant* variant = &plan->variants[part.variant];
-    for (int t = 0; t < gtco_num_tensors(); ++t)
-      m->pointers[t] = gtco_part_pointer(&m->sizes, &part, gtco_pointer(inputs, outputs, t), t);
-    status = copy_in(m, variant, stream);
+    use_part(m, &part, inputs, outputs);
+    status = copy_in(m, &part, stream);
     if (status == GTCO_OK) status = launch(m, part.variant, stream, events, captured);
-    if (status == GTCO_OK) status = copy_out(m, variant, stream);
-    if (events) events += variant->num_steps + 1;
+    if (status == GTCO_OK) status = copy_out(m, &part, stream);
+    if (events) events += plan->variants[part.variant].num_steps + 1;
   }
   return status;
 }

@@ -69,8 +69,9 @@ gtco_status gtco_device_upload(const gtco_device* device, CUdeviceptr to, const 
                                char* message) {
   CUstream stream = NULL;
   GTCO_CUDA_TRY(message, cuStreamCreate, (&stream, CU_STREAM_NON_BLOCKING), "making a stream");
-  const char* call = "cuMemcpyHtoDAsync";
-  CUresult result = gtco_cuda()->cuMemcpyHtoDAsync(to, data, bytes, stream);
+  const char* call = data ? "cuMemcpyHtoDAsync" : "cuMemsetD8Async";
+  CUresult result = data ? gtco_cuda()->cuMemcpyHtoDAsync(to, data, bytes, stream)
+                         : gtco_cuda()->cuMemsetD8Async(to, 0, bytes, stream);
   if (result == CUDA_SUCCESS) {
     call = "cuStreamSynchronize";
     result = gtco_cuda()->cuStreamSynchronize(stream);

@@ -32,8 +32,8 @@ void gtco_device_leave(CUcapture_mode before);
 gtco_status gtco_device_allocate(const gtco_device* device, size_t bytes, const char* what, CUdeviceptr* memory,
                                  char* message);
 
-/* Copies bytes of the host to the device, whose context is current. The copy is over when this returns. `what` names
- * the bytes. */
+/* Copies bytes of the host, or zeros if `data` is NULL, to the device, whose context is current. The copy is over when
+ * this returns. `what` names the bytes. */
 gtco_status gtco_device_upload(const gtco_device* device, CUdeviceptr to, const void* data, size_t bytes, const char* what,
                                char* message);
 

@@ -20,6 +20,7 @@ struct gtco_model {
   CUdeviceptr* staging;  /* place of a tensor of the host, or of one that is not aligned, in a run; inputs first */
   gtco_place* places;    /* of this run's pointers, inputs first */
   const void** pointers; /* of this part of a run, inputs first: the caller's tensors, at the part's samples */
+  int* in_place;         /* which of these the kernels use */
   int* patches;          /* a ref's tensor, -1 where its pointer is always the same */
   CUstream stream;       /* of gtco_run and gtco_profile */
   CUevent finished;      /* behind the last run */

@@ -18,13 +18,14 @@ static gtco_status allocate_lists(gtco_model* m, char* message) {
   m->staging = calloc(tensors, sizeof *m->staging);
   m->places = calloc(tensors, sizeof *m->places);
   m->pointers = calloc(tensors, sizeof *m->pointers);
+  m->in_place = calloc(tensors, sizeof *m->in_place);
   m->patches = calloc(refs, sizeof *m->patches);
   l->arguments = calloc(refs, sizeof *l->arguments);
   l->built = calloc(refs, sizeof *l->built);
   l->params = calloc(refs, sizeof *l->params);
   l->nodes = calloc((size_t)plan->num_steps + 1, sizeof *l->nodes);
   l->graphs = calloc((size_t)plan->num_variants, sizeof *l->graphs);
-  if (m->staging && m->places && m->pointers && m->patches && l->arguments && l->built && l->params && l->nodes &&
+  if (m->staging && m->places && m->pointers && m->in_place && m->patches && l->arguments && l->built && l->params && l->nodes &&
       l->graphs)
     return GTCO_OK;
   return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
@@ -35,17 +36,9 @@ CUdeviceptr gtco_counters(const gtco_model* m) {
   return m->memory + (CUdeviceptr)plan->arena_bytes - gtco_counter_bytes();
 }
 
-static gtco_status clear_counters(const gtco_model* m, char* message) {
-  if (!gtco_counter_bytes()) return GTCO_OK;
-  void* zeros = calloc(1, gtco_counter_bytes());
-  if (!zeros) return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
-  gtco_status status = gtco_device_upload(m->device, gtco_counters(m), zeros, gtco_counter_bytes(), "counters", message);
-  free(zeros);
-  return status;
-}
-
 static gtco_status lay_out(gtco_model* m, char* message) {
-  size_t total = gtco_round_up((size_t)plan->arena_bytes, SPACING);
+  const size_t staging = gtco_round_up((size_t)plan->arena_bytes, SPACING);
+  size_t total = staging;
   for (int t = 0; t < gtco_num_tensors(); ++t) {
     m->staging[t] = total; /* from the start of the memory, which is not known yet */
     total += gtco_round_up(gtco_most_bytes(t), SPACING);
@@ -54,7 +47,11 @@ static gtco_status lay_out(gtco_model* m, char* message) {
   if (m->persistent.blocks) total += gtco_persistent_bytes();
   gtco_status status =
       gtco_device_allocate(m->device, total ? total : SPACING, "intermediate tensors", &m->memory, message);
-  if (status == GTCO_OK) status = clear_counters(m, message);
+  if (status == GTCO_OK && gtco_counter_bytes())
+    status = gtco_device_upload(m->device, gtco_counters(m), NULL, gtco_counter_bytes(), "counters", message);
+  /* A part of a range may compute samples that nobody asked for, from what is there. */
+  if (status == GTCO_OK && plan->range && tables > staging)
+    status = gtco_device_upload(m->device, m->memory + staging, NULL, tables - staging, "tensors", message);
   if (status != GTCO_OK) return status;
   for (int t = 0; t < gtco_num_tensors(); ++t) m->staging[t] += m->memory;
   for (int r = 0; r < plan->num_refs; ++r) {
@@ -129,6 +126,7 @@ static void release(gtco_model* m) {
   free(m->staging);
   free(m->places);
   free(m->pointers);
+  free(m->in_place);
   free(m->patches);
   free(l->arguments);
   free(l->built);
