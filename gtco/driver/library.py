@@ -217,9 +217,9 @@ class Library:
         self.sizes, self.compilations = [self.sizes[number] for number in numbers], left
 
     def _verified(self) -> list[tuple[Compilation, Mapping[str, int] | None]]:
-        """The variants that are compared, and the sizes of each. With a range these are sums of
-        parts. Of many variants some are compared, the smallest and the largest among them; a note
-        names them.
+        """The variants that are compared, and the sizes of each. With a range these are the parts
+        and, instead of the largest, a sum of all. Of many variants some are compared, the smallest
+        and the largest among them; a note names them.
         """
         if self.range is not None:
             return list(zip(self.compilations, self._verified_sums(), strict=True))
@@ -239,10 +239,11 @@ class Library:
         found: list[Mapping[str, int] | None] = []
         for others, numbers in apart(self.sizes, self.symbol):
             own = [self._samples(number) for number in numbers]
-            wanted = [sum(own[: n + 1]) for n in range(len(own))] if len(own) > 1 else [3 * own[0]]
-            for least in wanted:
-                size = next((n for n in every if n >= least), every[-1])
-                found.append({self.symbol: size, **others})
+            # a part that its own size does not run in is used by no size
+            found += [{self.symbol: part, **others} for part in own[:-1]]
+            least = sum(own) if len(own) > 1 else 3 * own[0]
+            size = next((n for n in every if n >= least), every[-1])
+            found.append({self.symbol: size, **others})
         return found
 
     def digests(self) -> list[str] | None:

@@ -38,7 +38,7 @@ def another_range(name: str, sizes: Range) -> str:
 
 @dataclass(frozen=True)
 class Parts:
-    """The variants whose sums are the sizes of a range, at one choice of the other sizes.
+    """The variants as which the sizes of a range are run, at one choice of the other sizes.
 
     - ``others``: the other sizes, by the dimension's name
     - ``first``: the number of the first of these variants

@@ -37,7 +37,7 @@ typedef struct {
   int32_t first_ref, num_refs;
 } gtco_variant;
 
-/* The variants whose sums are the numbers of samples that are run, at one choice of the model's other sizes. */
+/* The variants as which any number of samples is run, at one choice of the model's other sizes (cover.h). */
 typedef struct {
   int32_t first_variant, num_variants;
   const int64_t* sizes;  /* samples of each of these variants, ascending */
