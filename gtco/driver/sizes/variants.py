@@ -167,7 +167,7 @@ def renamed(kernel: Kernel, variant: int) -> Kernel:
     """The kernel under a name of the variant's own, for a stage that variants have with different
     configs. The new name is as long as the old one, so the object's bytes stay where they are.
     """
-    symbol = f"v{variant:03d}_{kernel.symbol.removeprefix('gtco_')}"
+    symbol = f"v{variant:03x}_{kernel.symbol.removeprefix('gtco_')}"
     assert len(symbol) == len(kernel.symbol), kernel.symbol
     old, new = kernel.symbol.encode(), symbol.encode()
     if not isinstance(kernel, GpuKernel):

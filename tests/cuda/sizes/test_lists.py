@@ -25,6 +25,7 @@ from gtco.driver.sizes.variants import renamed
 from gtco.runtime.library import read_metadata
 from gtco.runtime.plan import BufferRef
 from gtco.support.errors import OptionError
+from gtco.support.sizes import MOST_VARIANTS
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.models.test_whole_models import Feedforward
 from tests.cuda.whole import outputs, prepared_library, several
@@ -205,6 +206,7 @@ def test_a_kernel_under_a_name_of_its_own() -> None:
         source="",
         packings={},
     )
+    assert renamed(kernel, MOST_VARIANTS - 1).symbol == "v3ff_0123456789abcdef"
     other = renamed(kernel, 7)
     assert isinstance(other, GpuKernel) and other.symbol == "v007_0123456789abcdef"
     image = other.images["sm_80"]
