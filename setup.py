@@ -104,7 +104,7 @@ setup(
     ],
     package_dir={f"gtco.{name}": name for name in BESIDE},
     package_data={
-        "gtco.runtime": ["csrc/*.*", "csrc/cpu/*", "csrc/cuda/*"],
+        "gtco.runtime": ["csrc/*.*", "csrc/cpu/*", "csrc/cuda/*", "csrc/products/*"],
         "gtco.search.records": ["measured/*.jsonl"],
         "gtco.search.closed_form": ["*.json"],
         "gtco.search.language": ["*.npz"],

@@ -1,4 +1,4 @@
-"""Convolutions of any size by a library of products (csrc/gtco_products.h): numpy in and out."""
+"""Convolutions of any size by a library of products (csrc/products/): numpy in and out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library of products of any size (csrc/gtco_products.h) as a Python object: numpy in and out."""
+"""A library of products of any size (csrc/products/) as a Python object: numpy in and out."""
 
 from __future__ import annotations
 

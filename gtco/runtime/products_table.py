@@ -1,5 +1,5 @@
 """Writes a library of products and convolutions of any size: its kernels, the C table by which one
-is chosen (types in csrc/products_table.h), and the header beside it.
+is chosen (types in csrc/products/table.h), and the header beside it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end) {
 }
 """
 SOURCES = (
-    "kernels_begin.c memory.c kernels_end.c products.c products_choose.c convolutions.c "
-    "thread_pool.c restart.c cpu/check.c cpu/count.c cpu/features.c cpu/features_arm.c"
+    "kernels_begin.c memory.c kernels_end.c products/products.c products/choose.c "
+    "products/convolutions.c thread_pool.c restart.c cpu/check.c cpu/count.c cpu/features.c "
+    "cpu/features_arm.c"
 ).split()
 EXPORTS = (
     "gtco_products_open gtco_products_close gtco_products_packed_bytes gtco_products_pack "
@@ -59,7 +60,7 @@ class TableKernel:
 @dataclass(frozen=True)
 class ProductsTable:
     """What the C code chooses by. Bytes of caches; bytes a second; vectors a second; seconds
-    (csrc/products_table.h). ``filters``: G of minimal filtering by the window's width; ``closed``:
+    (csrc/products/table.h). ``filters``: G of minimal filtering by the window's width; ``closed``:
     no kernel calls code outside of the library.
     """
 
@@ -82,7 +83,7 @@ class ProductsTable:
 
     def source(self) -> str:
         """As C."""
-        lines = ['#include "products_table.h"', ""]
+        lines = ['#include "products/table.h"', ""]
         rows = []
         for number, kernel in enumerate(self.kernels):
             rates = ", ".join(f"{rate:.6g}" for rate in kernel.rates or (0.0,))
@@ -173,7 +174,7 @@ def _link(
     command = [compiler, *flags, first, "table.c", *objects, *others, "-lm", "-o", "products.so"]
     run_compiler(command, folder)
     os.rename(folder / "products.so", staged / name)
-    shutil.copyfile(CSRC / "gtco_products.h", staged / Path(name).with_suffix(".h"))
+    shutil.copyfile(CSRC / "products" / "gtco_products.h", staged / Path(name).with_suffix(".h"))
     shutil.rmtree(folder)
 
 

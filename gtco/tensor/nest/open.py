@@ -38,7 +38,7 @@ FEW_COLUMNS = 4  # the most columns of products whose vectors lie along k
 FOLDING = 9  # multiply-adds that take as long as folding a vector
 SUMS = 16  # vectors of sums of such a product, at most
 # A's rows are read where they lie, copied to scratch, or gathered there from images; or they are
-# tiles of minimal filtering. The order is that of csrc/products_table.h.
+# tiles of minimal filtering. The order is that of csrc/products/table.h.
 FEEDS = ("direct", "packed", "gathered", "filtered")
 
 

@@ -13,7 +13,8 @@ and F(2 x 2, 5 x 5) by one kernel.
 
 Both have tiles of six by six inputs and the same B^T; they differ in how A^T gathers the products,
 and in the weights. The rows of the product are tiles. Weights are transformed when they are packed,
-in double precision (csrc/convolutions.c), and lie as [vector of columns][p][channel][lanes].
+in double precision (csrc/products/convolutions.c), and lie as [vector of
+columns][p][channel][lanes].
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
  * depend on the sizes. */
 #include <math.h>
 
-#include "products_table.h"
+#include "products/table.h"
 
 #define USABLE 0.5 /* of a cache, as in gtco/search/analytic.py */
 #define SHOWN 0.15  /* of what is hidden behind the longer of computing and loading */

@@ -9,7 +9,7 @@
 
 #include "cpu/count.h"
 #include "cpu/features.h"
-#include "products_table.h"
+#include "products/table.h"
 #include "thread_pool.h"
 
 #define EXPORT __attribute__((visibility("default")))

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "gtco_products.h"
+#include "products/gtco_products.h"
 
 /* The numbers of a product's loops, in the order of gtco/tensor/nest/open.py: Cut; where its rows are windows of images,
  * those of open_images.py: Window; and where they are tiles, those of open_filtering.py: TILES. */
@@ -57,7 +57,7 @@ void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end);
 /* 1 if the vectors of a product lie along k (gtco/tensor/nest/open.py: along_k). Those of windows never do. */
 int gtco_product_along_k(const gtco_problem* problem);
 
-/* products_choose.c: the candidates of a product, at most `room` of them, each with its price. The sizes are positive.
+/* choose.c: the candidates of a product, at most `room` of them, each with its price. The sizes are positive.
  * Returns how many there are. */
 int gtco_product_candidates(const gtco_problem* problem, int threads, int room, gtco_product_config* configs,
                             double* seconds);

@@ -1,7 +1,7 @@
 /* Convolutions as products whose rows are windows of images: they are checked here, and products.c runs them. */
 #include <math.h>
 
-#include "products_table.h"
+#include "products/table.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
