@@ -35,6 +35,7 @@ from typing import Any, cast
 
 import tvm
 from tvm import tirx
+from tvm_ffi.serialization import from_json_graph_str
 
 from gtco.codegen.outlines import Arguments, Outline
 
@@ -72,7 +73,8 @@ def generalized(function: Any, wanted: Arguments) -> Any:
     root["body"] = body
     # the variables are parameters until the body is here
     root["params"] = walk.add("ffi.Array", [*walk.children(root["params"]), *names.values()])
-    loaded = cast(Any, tvm.ir.load_json(json.dumps(graph)))
+    # tvm.ir.load_json would write the text again, in case that an older TVM had written it
+    loaded = cast(Any, from_json_graph_str(json.dumps(graph)))
     count = len(loaded.params) - len(names)
     every = [*loaded.params]
     params, made = every[:count], every[count:]

@@ -85,7 +85,6 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
         tirx.transform.BindTarget(llvm_target(target)),
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),
-        tirx.transform.RemoveNoOp(),
         tirx.transform.BF16ComputeLegalize(),  # LLVM's code generator dies of bfloat16
         tirx.transform.BF16StorageLegalize(),
         tirx.transform.LowerIntrin(),
