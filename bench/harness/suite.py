@@ -20,7 +20,7 @@ from gtco.cli.console import say, status
 from gtco.cli.tables import Table
 from gtco.frontend.dimensions import Shapes
 from gtco.frontend.quantized import is_quantized
-from gtco.support.errors import BuildError
+from gtco.runtime.publish import write_whole
 
 from . import machine
 from .build import Build, Tuning, build
@@ -238,17 +238,11 @@ def write_json(
 
 def write_report(path: Path, threads: int, rounds: int, found: Mapping[str, Any]) -> None:
     """Writes the machine, the versions and a benchmark's results as JSON. The file is written
-    completely or not at all; then ``BuildError`` says why.
+    completely or not at all; then a ``GtcoError`` says why.
     """
     about = {"machine": machine.describe(threads), "rounds": rounds}
     text = json.dumps({**about, **found}, indent=1)
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text + "\n")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise BuildError(f"cannot write {path}: {error.strerror}") from None
+    write_whole(path, (text + "\n").encode())
 
 
 def sound(results: Sequence[Result]) -> bool:

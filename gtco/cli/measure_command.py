@@ -10,6 +10,7 @@ from typing import Any
 from gtco.cli import arguments
 from gtco.cli.console import say
 from gtco.cli.outputs import here
+from gtco.runtime.publish import write_whole
 from gtco.support.errors import OptionError
 from gtco.support.options import check_place
 
@@ -51,10 +52,7 @@ def main(options: argparse.Namespace) -> int:
     if output.exists() and options.bundle.exists() and output.samefile(options.bundle):
         raise OptionError(f"--output {output} is what is measured itself: give another name")
     found = measure(options.bundle, options.rounds, options.device)
-    try:
-        output.write_text(to_lines(found))
-    except OSError as error:
-        raise OptionError(f"--output {output} cannot be written: {error.strerror}") from error
+    write_whole(output, to_lines(found).encode())
     came = Counter(record.outcome for record in found)
     stages = len({record.stage for record in found})
     say(

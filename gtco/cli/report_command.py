@@ -13,7 +13,7 @@ from gtco.cli import arguments
 from gtco.cli.console import say, size
 from gtco.cli.outputs import here
 from gtco.cli.run_command import add_threads
-from gtco.runtime.publish import write_error
+from gtco.runtime.publish import write_whole
 from gtco.support.errors import OptionError
 
 if TYPE_CHECKING:
@@ -115,9 +115,6 @@ def write_report(path: Path, library: Path, report: Any) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    try:
-        # a file's name may have bytes that are no UTF-8
-        path.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise write_error(path, error) from error
-    say(f"{path} ({size(path.stat().st_size)})")
+    content = text.encode(errors="replace")  # a file's name may have bytes that are no UTF-8
+    write_whole(path, content)
+    say(f"{path} ({size(len(content))})")

@@ -13,7 +13,8 @@ from gtco.frontend.onnx import OnnxSource
 from gtco.frontend.weights import whole
 from gtco.quantization.observers import Range
 from gtco.quantization.verdict import OutputVerdict, worst
-from gtco.quantization.writing import write_model, write_whole
+from gtco.quantization.writing import write_model
+from gtco.runtime.publish import write_whole
 from gtco.support.options import Quantization
 from gtco.support.version import __version__
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.onnx import OnnxSource
 from gtco.frontend.weights import whole
-from gtco.runtime.publish import staging, write_error
+from gtco.runtime.publish import staging, write_error, write_whole
 from gtco.support.errors import OptionError
 from gtco.support.later import Later, read
 from gtco.support.options import check_place
@@ -62,19 +62,6 @@ def write_model(path: Path, source: OnnxSource) -> Path:
             os.replace(model, path)
         except OSError as error:
             raise write_error(path, error, size + len(content)) from error
-    return path
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Writes a file beside its place, and renames it when it is whole. Raises
-    :class:`~gtco.support.errors.OptionError` and :class:`~gtco.support.errors.BuildError`.
-    """
-    check_place(path)
-    with staging(path) as folder:
-        try:
-            os.replace(_made(folder / path.name, lambda file: file.write(content)), path)
-        except OSError as error:
-            raise write_error(path, error, len(content)) from error
     return path
 
 

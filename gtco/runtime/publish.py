@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gtco.support.errors import BuildError
+from gtco.support.options import check_place
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STAGING = "gtco"  # how the name of a staging folder ends
@@ -122,6 +123,26 @@ def publish(folder: Path, target: Path) -> None:
                         path.unlink()
     except OSError as error:
         raise write_error(target, error) from error
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Writes a file beside its place, and renames it when it is whole: what was there before stays
+    until then. A pipe or a device, such as ``/dev/stdout``, is written to. Raises
+    :class:`~gtco.support.errors.OptionError` and :class:`BuildError`.
+    """
+    check_place(path)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return path
+        with staging(target := path.resolve()) as folder:  # of a link, the file is replaced
+            made = folder / target.name
+            made.write_bytes(content)
+            _flush(made)
+            os.replace(made, target)
+    except OSError as error:
+        raise write_error(path, error, len(content)) from error
+    return path
 
 
 def _flush(path: Path) -> None:

@@ -22,6 +22,7 @@ import pytest
 from gtco.compiler import compile_model, compile_to_file
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.module import load
+from gtco.runtime.publish import write_whole
 from gtco.support.errors import ArtifactError, BuildError, GtcoError
 from tests.driver.test_compiler import check, mlp
 from tests.runtime.test_models import check as check_small
@@ -305,6 +306,16 @@ def test_a_full_disk_where_the_library_goes(disk: Path, kernels: bytes) -> None:
         with load(path) as model:
             check_small(model(*example_inputs()), *example_inputs())
     assert not outcomes[0] and outcomes[-1]
+
+
+def test_a_full_disk_where_a_page_or_a_table_goes(disk: Path) -> None:
+    """What was there before stays as it was, and nothing else is there."""
+    page = write_whole(disk / "page.html", b"before")
+    leave(disk, 4096)
+    with pytest.raises(BuildError, match="No space left on device"):
+        write_whole(page, bytes(1 << 16))
+    assert page.read_bytes() == b"before"
+    assert left(disk) == ["junk", "page.html"]
 
 
 def test_a_disk_that_forbids_running_code(

@@ -19,7 +19,7 @@ from gtco.runtime import publish as publish_module
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import Library, read_metadata
 from gtco.runtime.module import load
-from gtco.runtime.publish import staging, weights_beside
+from gtco.runtime.publish import staging, weights_beside, write_whole
 from gtco.support.errors import ArtifactError, BuildError
 from tests.runtime.test_models import SCALE, check, example_inputs, kernels, small, small_artifact
 
@@ -216,6 +216,23 @@ def test_a_path_through_a_symlink(kernels: bytes, tmp_path: Path) -> None:
     path = write_artifact(small_artifact(kernels), tmp_path / "link/m.so", weights_inside_limit=0)
     with load(path) as model, load(tmp_path / "real/m.so") as same:
         assert model.metadata == same.metadata
+
+
+def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
+    """A file is replaced, but not ``/dev/stdout`` or ``/dev/null``."""
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    assert write_whole(tmp_path / "link", b"new") == tmp_path / "link"
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_bytes() == b"new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(tmp_path / "pipe", b"read")
+        assert os.read(reader, 9) == b"read"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "real"]
 
 
 def test_what_is_saved_is_the_file_as_it_is_now(kernels: bytes, tmp_path: Path) -> None:
