@@ -30,24 +30,26 @@ class Places(dict[str, BufferRef]):
     between: Mapping[int, tuple[BufferRef, ...]]
 
     def place_counters(self, offset: int, nbytes: int) -> None:
-        """Moves the counters to this offset, behind all tensors, of so many bytes: the variants of
-        a library have them in one place, since no variant may write to those of another.
+        """Moves the counters to this offset, and gives them so many bytes. The variants of a
+        library have them in one place behind all tensors, since no variant may write to those of
+        another.
         """
         if self.counter_bytes:
             counters = BufferRef("arena", offset)
             self.between = {i: (scratch, counters) for i, (scratch, _) in self.between.items()}
-            self.arena_bytes, self.counter_bytes = offset + nbytes, nbytes
+            self.arena_bytes += nbytes - self.counter_bytes
+            self.counter_bytes = nbytes
 
 
-def share_counters(every: Sequence[Places]) -> int:
-    """Gives the variants' places one place for their counters, at the end of their one arena. Gives
-    the bytes of the counters.
+def share_counters(every: Sequence[Places]) -> tuple[int, int]:
+    """Gives the variants' places one place for their counters, at the end of their one arena.
+    Returns the bytes of that arena and of the counters.
     """
     nbytes = max(places.counter_bytes for places in every)
     offset = max(places.arena_bytes - places.counter_bytes for places in every)
     for places in every:
         places.place_counters(offset, nbytes)
-    return nbytes
+    return offset + nbytes, nbytes
 
 
 def placed(graph: Graph, stages: Sequence[Stage], kernels: Mapping[str, Kernel]) -> Places:

@@ -220,10 +220,12 @@ def _check_variant(artifact: Artifact | GpuArtifact, variant: Variant) -> None:
                 f"tensor {spec.name!r} has the symbolic size {symbols[0]!r}; a variant serves one "
                 "shape: give the size a value"
             )
+    # on a GPU the counters are behind the tensors of all variants
+    arena = artifact if isinstance(artifact, GpuArtifact) else variant
     limits = {
         "input": len(variant.inputs),
         "output": len(variant.outputs),
-        "arena": variant.arena_bytes,
+        "arena": arena.arena_bytes,
         "weight": artifact.weights_bytes,
     }
     steps: Sequence[Step | GpuStep] = variant.steps

@@ -113,6 +113,18 @@ def test_every_shape_in_any_order(model: Model) -> None:
             np.testing.assert_allclose(z, np.maximum(same + kept[:, None], 0), rtol=1e-6)
 
 
+def test_samples_that_nobody_asked_for_do_not_count(model: Model) -> None:
+    """A run of 3 samples in a part of 4 finds in its fourth what an earlier run left there."""
+    many = np.full(4 * 2 * 3 * COLUMNS + 1, np.inf, np.float32)
+    x, *others = inputs(4, 2, 3)
+    given = many[1:].reshape(x.shape)  # not aligned: it is copied to where parts read it
+    assert np.isinf(model(given, *others)[0]).any()
+    x, mask, same, kept = inputs(3, 2, 3)
+    y, z = model(x, mask, same, kept)
+    np.testing.assert_allclose(y, np.maximum(x * SCALE + mask[..., None], 0), rtol=1e-6)
+    np.testing.assert_allclose(z, np.maximum(same + kept[:, None], 0), rtol=1e-6)
+
+
 def test_each_choice_has_parts_of_its_own(model: Model) -> None:
     covered = model._variants.covered
     assert covered is not None and covered.others == [

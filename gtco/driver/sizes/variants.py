@@ -65,7 +65,7 @@ def assemble_variants(
     kernels: dict[str, Kernel] = {}
     variants = []
     every = [placed(p.graph, p.generated.stages, p.generated.kernels if gpu else {}) for p in parts]
-    counters = share_counters(every)
+    arena_bytes, counters = share_counters(every)
     for number, (part, own, places) in enumerate(zip(parts, names, every, strict=True)):
         made = part.generated
         used = {stage.key: made.kernels[stage.key] for stage in made.stages}
@@ -98,7 +98,7 @@ def assemble_variants(
         "inputs": inputs,
         "outputs": outputs,
         "steps": (),
-        "arena_bytes": max(variant.arena_bytes for variant in variants),
+        "arena_bytes": arena_bytes,
         "weights": weights.packed(),
         "metadata": {
             **metadata(target, precision, notes, identity, weights.formats),
