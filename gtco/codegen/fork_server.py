@@ -24,7 +24,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from gtco.codegen.processes import die_with_parent, python
+from gtco.codegen.processes import NO_PROCESS, die_with_parent, python
 from gtco.support.garbage import uncollected
 
 NOT_STARTED = 0  # in the place of a process's number
@@ -57,7 +57,7 @@ class ForkServer:
         """The exit code of a worker that ends now; minus the signal's number where one ended it."""
         pid = self.workers[number]
         if pid == NOT_STARTED:
-            return 1
+            return NO_PROCESS
         if number not in self.codes:
             self.codes[number] = os.waitstatus_to_exitcode(_ended(pid, patience))
         return self.codes[number]

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ENDING = 5.0  # seconds that a process may take to end once it has closed its socket
+NO_PROCESS = 71  # what is told as the exit code of a process that could not be started
 PR_SET_PDEATHSIG = 1
 # `python -m` has the current folder first on its path. A user may have a random.py there.
 RUN_MODULE = (

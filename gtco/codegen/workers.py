@@ -26,8 +26,9 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
-from gtco.codegen.processes import ENDING, Forked, Forks, Spawned, forks
+from gtco.codegen.processes import ENDING, NO_PROCESS, Forked, Forks, Spawned, forks
 from gtco.machine.cores import allowed_cores
+from gtco.support.errors import BuildError
 
 TIMEOUT = 120.0  # seconds for one kernel
 WHOLE = 5  # times that for the one kernel of a whole model
@@ -187,6 +188,11 @@ class Workers:
             return answer
         except (EOFError, OSError):  # how it ends by itself is what is told
             code = self._drop(worker, ENDING)
+            if code == NO_PROCESS:
+                raise BuildError(
+                    "no process for building kernels can be started: allow more processes (ulimit "
+                    "-u, a container's limit of pids), or free memory"
+                ) from None
             return Failure(job.symbol, f"the compiler's process died ({_death(code)})")
 
     def _drop(self, worker: _Worker, patience: float = 0.0) -> int:

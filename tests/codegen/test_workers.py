@@ -24,6 +24,7 @@ from gtco.codegen.processes import early
 from gtco.codegen.workers import Ahead, Workers
 from gtco.machine.gpu import gpu_target
 from gtco.machine.target import target
+from gtco.support.errors import BuildError
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, configs
@@ -372,6 +373,23 @@ def test_workers_take_the_process_that_was_started_early() -> None:
     with early():
         (unused,) = processes._early
     assert not unused.alive and not processes._early
+
+
+def test_where_no_process_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A container's limit of processes is no fault of gtco's."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import errno, os, sys\n"
+        "def fork():\n"
+        "    raise OSError(errno.EAGAIN, 'there are enough')\n"
+        "if 'gtco.codegen.fork_server' in sys.orig_argv:\n"
+        "    os.fork = fork\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Workers(1) as workers, pytest.raises(BuildError, match="can be started: allow more"):
+        list(workers.build([job("a")]))
+    assert "there are enough" in capfd.readouterr().err
 
 
 def test_where_there_are_threads_workers_import_by_themselves(tmp_path: Path) -> None:
