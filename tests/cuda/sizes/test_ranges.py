@@ -16,11 +16,13 @@ from onnx import helper
 import gtco
 from gtco.support.errors import InputError, ShapeError
 from gtco.support.sizes import Range
+from models.export import export_onnx
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.models.test_whole_models import Feedforward
 from tests.cuda.sizes.test_lists import check
 from tests.cuda.whole import outputs, prepared_library, several
 from tests.end_to_end.sizes.test_variants import TOKENS, WIDTH, batched, convolution, named
+from tests.models.test_models import TINY, seeded
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -92,6 +94,38 @@ def test_a_module_in_float16(driver: FakeDriver, tmp_path: Path) -> None:
             (found,) = outputs(loaded, workers, {"x": given.numpy()}).values()
             wanted = model(given).numpy()
             np.testing.assert_allclose(found, wanted, atol=2e-3 * np.abs(wanted).max())
+    driver.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [
+        ("vit", 2e-3),
+        pytest.param("swin", 2e-3, marks=pytest.mark.scheduled),
+        pytest.param("setr", 5e-3, marks=pytest.mark.scheduled),
+        pytest.param("detr", 1e-2, marks=pytest.mark.scheduled),
+    ],
+)
+def test_vision_transformers(
+    driver: FakeDriver, tmp_path: Path, name: str, tolerance: float
+) -> None:
+    """Of the family's small members, in float16, at batches that change."""
+    create, (_, *shape) = TINY[name]
+    torch.manual_seed(0)
+    path = tmp_path / "model.onnx"
+    export_onnx(seeded(create()), (torch.randn(2, *shape),), path, open_axes={0: "batch"})
+    session = onnxruntime.InferenceSession(path)
+    _, loaded, workers = several(
+        driver, tmp_path, path, None, "sm_80", dims={"batch": "1..4"}, precision="fp16"
+    )
+    with loaded:
+        for batch in (3, 1, 2, 4, 1):
+            image = torch.randn(batch, *shape).numpy()
+            wanted = session.run(None, {"image": image})
+            found = outputs(loaded, workers, {"image": image})
+            for array, right in zip(found.values(), wanted, strict=True):
+                error = np.abs(array - right).max() / np.abs(right).max()
+                assert error <= tolerance, f"{name} at batch {batch}: {error:.2g}"
     driver.check()
 
 
