@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ from tests.runtime.test_models import COLUMNS
 
 MOST = 40  # rows of the library with a range
 PRICES = {1: 10, 4: 20, 16: 50}
+DEVICE = 8  # GTCO_ERROR_DEVICE
 
 
 @pytest.fixture(scope="module")
@@ -381,6 +383,18 @@ def test_wrong_shapes_in_c(driver: FakeDriver, several: Path) -> None:
     # what was set is still set
     assert c.call("run", pointers(x, mask), pointers(y)) == OK
     check(y, x, mask)
+    c.call("close")
+    driver.check()
+
+
+def test_a_forked_child_sets_no_shapes(driver: FakeDriver, several: Path) -> None:
+    """As every call of a handle that it inherited, also if the fork came in the middle of one."""
+    c = Handle(several)
+    if not (child := os.fork()):
+        status, text = c.call("set_shapes", pointers(*shapes(4))), c.error()
+        os._exit(0 if status == DEVICE and "CUDA does not survive a fork" in text else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert c.call("set_shapes", pointers(*shapes(4))) == OK
     c.call("close")
     driver.check()
 

@@ -300,6 +300,7 @@ EXPORT gtco_status gtco_profile(gtco_model* model, const void* const* inputs, vo
 /* It touches nothing of the device. */
 EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
   if (!model) return GTCO_ERROR_ARGUMENT;
+  if (gtco_in_forked_child()) return gtco_forked(model->error);
   if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
   model->error[0] = '\0';
   const gtco_status status = gtco_sizes_set(&model->sizes, shapes, model->error);
