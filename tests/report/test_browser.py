@@ -150,7 +150,9 @@ def test_variants_do_not_mix(tab, files, shaped):
     tab.open(files["variants"])
     tab.click("#v1-box-0")
     tab.wait(f"{SHOWN}.join() === 'v1-stage-0'")
-    assert tab.evaluate("document.querySelectorAll('.box.chosen').length") == 1
+    chosen = "document.querySelectorAll('.box.chosen').length"
+    tab.wait(f"{chosen} > 0")  # it is marked by a handler, which runs later
+    assert tab.evaluate(chosen) == 1
 
 
 def test_screen_readers_hear_of_every_stage(tab, files, made):
