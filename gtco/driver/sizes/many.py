@@ -131,7 +131,9 @@ class Many:
                     self.sharing.take(ahead.so_far())
                     ahead.guess(job for job, _ in self.sharing.jobs(self._text).values())
                 run.report.phases.append(("fuse", time.perf_counter() - begun))
+            begun = time.perf_counter()
             self.sharing.take(ahead.answers())
+            self.runs[kept[0]].report.phases.append(("fuse", time.perf_counter() - begun))
             self._guessed = ahead.guessed()
         what = f"{len(self.sharing.stages)} different stages of {len(kept)} sizes"
         self.progress("fuse", time.perf_counter() - start, what)
