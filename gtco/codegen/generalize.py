@@ -31,7 +31,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -73,8 +73,8 @@ def generalized(function: Any, wanted: Arguments) -> Any:
     root["body"] = body
     # the variables are parameters until the body is here
     root["params"] = walk.add("ffi.Array", [*walk.children(root["params"]), *names.values()])
-    # tvm.ir.load_json would write the text again, in case that an older TVM had written it
-    loaded = cast(Any, from_json_graph_str(json.dumps(graph)))
+    # tvm.ir.load_json writes the text again, since an older TVM may have written it
+    loaded = from_json_graph_str(json.dumps(graph))
     count = len(loaded.params) - len(names)
     every = [*loaded.params]
     params, made = every[:count], every[count:]

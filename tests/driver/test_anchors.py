@@ -31,7 +31,10 @@ def test_few_sizes_are_all_anchors() -> None:
     assert anchors([{"width": n} for n in range(1, ANCHORS + 1)]) == [*range(ANCHORS)]
 
 
-@pytest.mark.parametrize(("made", "known"), [(product, (16, 64, 256, 1024)), (image, (8, 24, 64))])
+@pytest.mark.parametrize(
+    ("made", "known"),
+    [(product, (16, 64, 256, 1024)), (image, (8, 12, 16, 24, 32, 48, 64))],
+)
 def test_sizes_between_take_what_the_anchors_have(made, known) -> None:  # type: ignore[no-untyped-def]
     """Their own configs, with the cuts that are closest, and nearly as fast as the best."""
     policy, forms = AnalyticPolicy(MACHINE), Forms()
@@ -50,7 +53,8 @@ def test_sizes_between_take_what_the_anchors_have(made, known) -> None:  # type:
             assert check(pick.sketch, pick.config) is None
             assert pick.seconds == policy.price(pick.sketch, pick.config)
         ratios.append(near[0].seconds / best.seconds)
-    assert exp(sum(map(log, ratios)) / len(ratios)) < 1.2
+    # over all sizes the mean is 1.02 at most, and the worst 1.15
+    assert exp(sum(map(log, ratios)) / len(ratios)) < 1.1
 
 
 def test_of_another_kind_nothing_is_known() -> None:

@@ -309,7 +309,7 @@ def test_a_full_disk_where_the_library_goes(disk: Path, kernels: bytes) -> None:
 
 
 def test_a_full_disk_where_a_page_or_a_table_goes(disk: Path) -> None:
-    """What was there before stays as it was, and nothing else is there."""
+    """A write that fails leaves the old file as it was, and leaves no other file behind."""
     page = write_whole(disk / "page.html", b"before")
     leave(disk, 4096)
     with pytest.raises(BuildError, match="No space left on device"):

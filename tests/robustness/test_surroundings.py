@@ -48,7 +48,9 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Iterator[Path]:
-    """A folder that this process may not enter. For root there is none, so root is someone else."""
+    """A folder that this process may not enter. Root may enter every folder, so a test that root
+    has started runs as another user.
+    """
     place = tmp_path / "closed"
     (place / "inside").mkdir(parents=True)
     place.chmod(0o000)

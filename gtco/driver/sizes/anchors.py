@@ -5,7 +5,7 @@ others take those (:mod:`gtco.driver.sizes.forms`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot, log
+from math import dist, log
 
 ANCHORS = 16  # in a library; one of so many sizes or fewer has anchors alone
 
@@ -21,13 +21,13 @@ def anchors(sizes: Sequence[Mapping[str, int]]) -> list[int]:
     by_sum = sorted(range(len(sizes)), key=lambda number: sum(places[number]))
     found = [by_sum[0], by_sum[-1]]
 
-    def away(number: int, anchor: int) -> float:
-        return hypot(*(a - b for a, b in zip(places[number], places[anchor], strict=True)))
-
     # from the nearest anchor
-    distances = [min(away(number, anchor) for anchor in found) for number in range(len(sizes))]
+    distances = [min(dist(place, places[anchor]) for anchor in found) for place in places]
     while len(found) < ANCHORS:
         farthest = max(range(len(sizes)), key=distances.__getitem__)
         found.append(farthest)
-        distances = [min(far, away(n, farthest)) for n, far in enumerate(distances)]
+        distances = [
+            min(far, dist(place, places[farthest]))
+            for place, far in zip(places, distances, strict=True)
+        ]
     return found

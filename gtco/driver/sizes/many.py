@@ -89,6 +89,8 @@ class Many:
         later = [numbers for numbers in choices if numbers not in left]
         ends = [n for numbers in left for n in numbers]
         first, between = self._anchors(ends)
+        if between:
+            self._close(WIDE)
         order = deque(first[n] for n in in_order([self.sizes[n] for n in first]))
         start = time.perf_counter()
         self.runs[0].rates(machine)  # a phase of its own, if this machine was not measured
@@ -118,7 +120,7 @@ class Many:
                             self.outline(self.runs[one], ahead)
                             kept.append(one)
                     if not order and between:
-                        self.settle()
+                        self._settle()
                         order.extend(between)
                         between = []
                     if not order and later:  # with the parts that are worth it at both ends
@@ -198,11 +200,18 @@ class Many:
             return best  # it was measured
         return next((p for p in close(promising) if form_of(p.config) in known), best)
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """From here on sizes take the configs that others have."""
         shared = self.runs[0].shared
         assert shared is not None
-        shared.forms.settled, shared.layouts.close = True, SETTLED
+        shared.forms.settled = True
+        self._close(SETTLED)
+
+    def _close(self, times: float) -> None:
+        """A config that needs no new layout may take so many times the seconds of the best."""
+        shared = self.runs[0].shared
+        assert shared is not None
+        shared.layouts.close = times
 
     def _anchors(self, numbers: list[int]) -> tuple[list[int], list[int]]:
         """Of the sizes with these numbers the anchors and the others. All are anchors where a range
@@ -210,9 +219,6 @@ class Many:
         """
         if self.symbol or len(numbers) <= ANCHORS:
             return numbers, []
-        shared = self.runs[0].shared
-        assert shared is not None
-        shared.layouts.close = WIDE
         chosen = [numbers[n] for n in anchors([self.sizes[n] for n in numbers])]
         return chosen, [number for number in numbers if number not in chosen]
 

@@ -31,7 +31,8 @@ typedef struct {
   int is_last;   /* 1 for the part that has more samples than are left */
 } gtco_part;
 
-/* The next part of the run, the first if `part` is zeroed. Returns 0 if there is none. */
+/* Makes `part` the part of the run that comes after it, or the first part if `part` is all zero. Returns 0 after the last
+ * part. */
 int gtco_next_part(const gtco_sizes* sizes, gtco_part* part);
 
 /* How many parts the run has. */

@@ -14,8 +14,8 @@ from gtco.support.sizes import Range
 from tests.cuda.device_tensor import Tensor
 from tests.cuda.fake_driver import FakeDriver, image, step_info
 from tests.runtime.test_models import COLUMNS, SCALE
+from tests.runtime.test_variants import ROWS, inputs
 
-ROWS = (4, 1, 96)
 NAMES = ("scale_rows", "mask_relu", "counted")
 
 
@@ -74,19 +74,6 @@ def ranged_artifact(kernels: Path, most: int, prices: dict[int, int]) -> GpuArti
         {"x": 0, "mask": 0, "y": 0},
     )
     return rows_artifact(kernels, tuple(prices), cover=cover)
-
-
-def inputs(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return (
-        rng.standard_normal((rows, COLUMNS)).astype(np.float32),
-        rng.integers(-2, 3, rows).astype(np.int8),
-    )
-
-
-def check(y: np.ndarray, x: np.ndarray, mask: np.ndarray) -> None:
-    assert y.shape == x.shape
-    np.testing.assert_allclose(y, np.maximum(x * SCALE + mask[:, None], 0), rtol=1e-6)
 
 
 def on_device(

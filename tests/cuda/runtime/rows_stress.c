@@ -10,24 +10,7 @@
 #include <unistd.h>
 
 #include "gtco_api.h"
-
-void fake_reset(int, int, int, unsigned);
-void fake_fail(long, int);
-const char* fake_failed(void);
-const char* fake_faults(void);
-const char* fake_live(void);
-uintptr_t fake_alloc(int, size_t);
-void fake_write(uintptr_t, const void*, size_t);
-void fake_read(void*, uintptr_t, size_t);
-void fake_sync(void*, int);
-
-#define CHECK(condition, text)                                                     \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      fprintf(stderr, "line %d: %s is not so: %s\n", __LINE__, #condition, text);  \
-      _exit(1);                                                                    \
-    }                                                                              \
-  } while (0)
+#include "stress.h"
 
 #define FUNCTIONS(F) F(open) F(close) F(set_shapes) F(num_steps) F(run) F(run_shapes) F(run_on) F(profile) F(last_error)
 #define DECLARE(name) static __typeof__(&gtco_##name) p_##name;
@@ -123,14 +106,9 @@ int main(int count, char** arguments) {
   CHECK(all_ways(every, shapes) == GTCO_OK, "without a failure");
   for (long n = 1;; ++n) {
     fake_reset(1, 8, 0, (unsigned)n);
-    fake_fail(n, n % 2 ? 999 : 2);
+    fail_call(n);
     const gtco_status status = all_ways(every, shapes);
-    fake_fail(0, 0);
-    const char* name = fake_failed();
-    if (!*name) break;
-    CHECK(status == GTCO_OK || status == GTCO_ERROR_DEVICE || status == GTCO_ERROR_MEMORY, name);
-    CHECK(!*fake_faults(), fake_faults());
-    CHECK(!*fake_live() || strcmp(name, "cuCtxPushCurrent_v2") == 0, fake_live());
+    if (!check_failed_call(status)) break;
     CHECK(n < 10000, "it ends");
   }
   for (int n = 0; n < shapes; ++n) {

@@ -13,25 +13,7 @@
 #include <unistd.h>
 
 #include "gtco_api.h"
-
-void fake_reset(int, int, int, unsigned);
-void fake_fail(long, int);
-const char* fake_failed(void);
-const char* fake_faults(void);
-const char* fake_live(void);
-uintptr_t fake_alloc(int, size_t);
-void fake_write(uintptr_t, const void*, size_t);
-void fake_read(void*, uintptr_t, size_t);
-void* fake_stream(int, unsigned);
-void fake_sync(void*, int);
-
-#define CHECK(condition, text)                                                                     \
-  do {                                                                                             \
-    if (!(condition)) {                                                                            \
-      fprintf(stderr, "line %d: %s is not so: %s\n", __LINE__, #condition, text);                  \
-      _exit(1);                                                                                    \
-    }                                                                                              \
-  } while (0)
+#include "stress.h"
 
 #define FUNCTIONS(F) F(open) F(close) F(run) F(run_on) F(profile) F(last_error) F(num_steps)
 #define DECLARE(name) static __typeof__(&gtco_##name) p_##name;
@@ -109,14 +91,9 @@ static void fail_each_call(gtco_launches_option launches) {
   for (long n = 1;; ++n) {
     fake_reset(2, 8, 0, (unsigned)n);
     fill(host);
-    fake_fail(n, n % 2 ? 999 : 2);
+    fail_call(n);
     gtco_status status = all_ways((int)(n % 2), launches, host);
-    fake_fail(0, 0);
-    const char* name = fake_failed();
-    if (!*name) break;
-    CHECK(status == GTCO_OK || status == GTCO_ERROR_DEVICE || status == GTCO_ERROR_MEMORY, name);
-    CHECK(!*fake_faults(), fake_faults());
-    CHECK(!*fake_live() || strcmp(name, "cuCtxPushCurrent_v2") == 0, fake_live());
+    if (!check_failed_call(status)) break;
     CHECK(n < 1000, "it ends");
   }
   free(host);

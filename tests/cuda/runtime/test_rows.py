@@ -26,15 +26,9 @@ from gtco.support.sizes import Range
 from tests.cuda.device_tensor import Tensor
 from tests.cuda.fake_driver import NON_BLOCKING, FakeDriver, persistent_kernel
 from tests.cuda.fake_torch import FakeTorch
-from tests.cuda.runtime.rows import (
-    ROWS,
-    check,
-    inputs,
-    on_device,
-    ranged_artifact,
-    rows_artifact,
-)
+from tests.cuda.runtime.rows import on_device, ranged_artifact, rows_artifact
 from tests.runtime.test_models import COLUMNS
+from tests.runtime.test_variants import ROWS, check, check_refused, inputs
 
 MOST = 40  # rows of the library with a range
 PRICES = {1: 10, 4: 20, 16: 50}
@@ -243,15 +237,7 @@ def test_one_shape_alone(driver: FakeDriver, several: Path, ranged: Path) -> Non
 
 @pytest.mark.parametrize("size", [0, 2, 3, 97, 2**40])
 def test_a_size_that_is_not_listed(driver: FakeDriver, several: Path, size: int) -> None:
-    with load(several) as model:
-        x = np.broadcast_to(np.float32(1), (size, COLUMNS))
-        mask = np.broadcast_to(np.int8(1), (size,))
-        with pytest.raises(InputError) as error:
-            model(x, mask)
-        said = str(error.value)
-        assert f"'rows' (axis 0) is {size}" in said and "compiled for rows of 4, 1, 96" in said
-        assert f"--dim rows=4,1,96,{size}" in said and "dims={'rows': [4, 1, 96" in said
-        check(model(*inputs(4)), *inputs(4))  # it goes on
+    check_refused(several, size)
     driver.check()
 
 
