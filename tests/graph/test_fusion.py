@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtco.graph.fusion.dpof import post_dominators
+from gtco.graph.fusion.dpof import Pricer, Search, post_dominators
 from gtco.graph.fusion.patterns import stage_allowed
-from gtco.graph.fusion.stages import partition
+from gtco.graph.fusion.stages import any_anchors, no_floor, partition
 from gtco.graph.graph import Graph
 from gtco.support.errors import UnsupportedError
 from gtco.tensor.operators import COMPLEX, is_anchor, pattern
@@ -348,6 +348,33 @@ def test_a_size_limit_that_cuts_is_reported() -> None:
         "5 operators and 1 more",
     )
     assert not partition(chain_graph(rows, [5]), lambda stage: 1.0, max_operators=6).notes
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(0, 1 << 20), st.integers(1, 4))
+def test_a_size_limit_leaves_out_larger_stages_alone(graph: Graph, seed: int, most: int) -> None:
+    """The partition is the best of those whose stages are all small enough."""
+    cost = random_cost(seed, 0)
+
+    def small(stage: Stage) -> float:
+        return cost(stage) if len(stage.operators) <= most else math.inf
+
+    found = partition(graph, cost, max_operators=most)
+    assert found.seconds == partition(graph, small).seconds
+
+
+def test_a_long_chain_has_as_many_kinds_of_cones_as_a_stage_has_operators() -> None:
+    """Each operator reads the one before it and the input. Beyond the limit of a stage nothing
+    above a sink matters, so the search of a long chain repeats that of a short one.
+    """
+    rows = [("add", [n - 1, -1]) for n in range(300)]
+    graph = chain_graph(rows, [299])
+    search = Search(graph, Pricer(lambda stage: 1.0), no_floor, any_anchors, 8, 64)
+    stages = search.select_schedule()
+    # at the beginning, of 1 to 8 operators and of one more that sees the limit; behind it, one
+    assert len(search.cones) == 10
+    assert len(stages) == -(-300 // 8) and max(len(s.operators) for s in stages) == 8
+    assert len(search.notes) == 1 and search.notes[0].endswith(" and 291 more")
 
 
 def test_impossible_operators_are_all_named() -> None:

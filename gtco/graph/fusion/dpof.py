@@ -44,6 +44,7 @@ candidate that costs more than the best so far even at this bound cannot be the 
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -119,6 +120,8 @@ class Search:
         self.graph, self.pricer, self.possible = graph, pricer, possible
         self.priced_before = len(pricer.memo)
         self.max_operators, self.max_candidates = max_operators, max_candidates
+        # the operators of a cone beyond which more make no difference to the stages that are priced
+        self.counted = math.ceil(LARGE * math.sqrt(max(1.0, max_candidates / LEAST))) + LARGE
         self.ops = list(graph.operators.values())
         position = {op.output: n for n, op in enumerate(self.ops)}
         outputs = set(graph.outputs)
@@ -141,7 +144,7 @@ class Search:
         self.action: list[tuple[int, ...]] = []
         # rounded down: a candidate that a floor rules out costs more, not the same
         self.floors = [int(floor(op, graph.types) * 1e15) for op in self.ops]
-        self.cones: dict[str, list[Members]] = {}
+        self.cones: dict[str, tuple[list[Members], list[str]]] = {}  # with what the limits cut
         self.prices: dict[str, dict[Members, float]] = {}
         self.transitions = 0
         self.anchors: dict[int, bool] = {}  # bits of operators -> true if one stage may hold them
@@ -165,7 +168,8 @@ class Search:
         while stack:
             members = action[stack.pop()]
             chosen.append(members)
-            stack.extend(c for m in members for c in self.below[m] if c not in set(members))
+            inside = set(members)
+            stack.extend(c for m in members for c in self.below[m] if c not in inside)
         return [self._stage(members) for members in sorted(chosen, key=lambda stage: stage[-1])]
 
     @property
@@ -193,7 +197,8 @@ class Search:
         """dp and action of the subtree of a sink (lines 31-40). Candidates and their prices are
         found once per kind of cone, as positions in it.
         """
-        paths = self._cone(sink)
+        # one more than a stage may hold, by which the largest stages see that the limit cuts them
+        paths = self._cone(sink, self.max_operators + 1, len(self.ops))
         cone = sorted(paths)
         whole = self._stage(cone)
         floors = [self.floors[n] for n in cone]
@@ -217,12 +222,12 @@ class Search:
                 lambda members: price(members) + rest(members)[0],
                 self.possible,
                 self.max_operators,
-                self._most(len(cone)),
+                self._most(len(self._cone(sink, len(self.ops), self.counted))),
             )
-            self.cones[key] = local.stages()
-            for cut in sorted(local.cuts):
-                self.cuts.setdefault(cut, []).append(self._named(sink, len(cone)))
-        candidates = self.cones[key]
+            self.cones[key] = local.stages(), sorted(local.cuts)
+        candidates, cuts = self.cones[key]
+        for cut in cuts:
+            self.cuts.setdefault(cut, []).append(self._named(sink, len(cone)))
         best: tuple[float, int, int] = (math.inf, 0, len(candidates))
         chosen: Members = (len(cone) - 1,)
         ways = ((*rest(members), number) for number, members in enumerate(candidates))
@@ -266,38 +271,53 @@ class Search:
 
         return rest
 
-    def _cone(self, sink: int) -> dict[int, set[str]]:
+    def _cone(self, sink: int, largest: int, most: int) -> dict[int, set[str]]:
         """The operators that some stage with this sink may hold, with their paths from the sink. An
         operator is in the cone if:
 
         - all its readers are in the cone;
         - the patterns allow every path from it to the sink;
-        - one stage may hold all anchors on these paths. A stage with the operator holds them too.
+        - one stage may hold all anchors on these paths. A stage with the operator holds them too;
+        - it and the operators between it and the sink, which such a stage holds too, are no more
+          than ``largest``. So the cone of an operator at the end of a long chain is not the chain.
+
+        The first ``most`` of them are returned, those near the sink first.
         """
         first = extend_path("", self.ops[sink])
         assert first is not None, "a single operator is always a stage"
         paths: dict[int, set[str]] = {sink: {first}}
         anchors = {sink: self._anchor(sink)}  # those on the paths, as bits
-        pending = set(self.sources[sink])
-        while pending:
-            n = max(pending)  # all of its readers below the sink have been decided
-            pending.discard(n)
-            if self.stored[n] or any(user not in paths for user in self.users[n]):
+        between = {sink: 1}  # the operators from each to the sink, both included, as bits
+        asked = set(self.sources[sink])
+        pending = [-n for n in asked]  # a heap, whose first is the last operator
+        heapq.heapify(pending)
+        while pending and len(paths) < most:
+            n = -heapq.heappop(pending)  # all of its readers below the sink have been decided
+            users = self.users[n]
+            if self.stored[n] or any(user not in paths for user in users):
+                continue
+            inside = 1 << sink - n
+            for user in users:
+                inside |= between[user]
+            if inside.bit_count() > largest:
                 continue
             op = self.ops[n]
-            if not all(fusable(op, self.ops[user]) for user in self.users[n]):
+            if not all(fusable(op, self.ops[user]) for user in users):
                 continue
-            grown = {extend_path(p, op) for user in self.users[n] for p in paths[user]}
+            grown = {extend_path(p, op) for user in users for p in paths[user]}
             if None in grown:
                 continue
             together = self._anchor(n)
-            for user in self.users[n]:
+            for user in users:
                 together |= anchors[user]
             if not self._possible(together):
                 continue
-            anchors[n] = together
+            anchors[n], between[n] = together, inside
             paths[n] = {p for p in grown if p is not None}
-            pending.update(self.sources[n])
+            for source in self.sources[n]:
+                if source not in asked:
+                    asked.add(source)
+                    heapq.heappush(pending, -source)
         return paths
 
     def _anchor(self, n: int) -> int:
@@ -305,7 +325,10 @@ class Search:
 
     def _possible(self, anchors: int) -> bool:
         if anchors not in self.anchors:
-            chosen = [op.kind for n, op in enumerate(self.ops) if anchors >> n & 1]
+            chosen, left = [], anchors
+            while left:  # lowest first
+                chosen.append(self.ops[(left & -left).bit_length() - 1].kind)
+                left &= left - 1
             self.anchors[anchors] = self.possible(tuple(chosen))
         return self.anchors[anchors]
 
