@@ -15,7 +15,7 @@ from gtco.support.errors import ArtifactError, OptionError
 
 from ..harness.peers import peer_of
 from ..harness.rounds import Comparison, Contender, Measurement, compare
-from ..harness.suite import Result, available_threads
+from ..harness.suite import Result, available_threads, judge
 from ..harness.workload import TORCH_NEEDS_SOURCE, check_peers, prepare
 from .peers import HOST_REFERENCE, REFERENCE, SETTINGS, WORKER, cuda_torch, ways
 
@@ -107,6 +107,7 @@ def run_model(
             rounds,
             reference=reference,
             tolerance=TOLERANCES[workload.precision],
+            judge=judge(workload),
             progress=lambda text: update(f"{source}: {text}"),
         )
     missing = (Measurement(name, error=reason) for name, reason in skipped.items())

@@ -5,10 +5,16 @@ model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from gtco.verification.outputs import Verdict
+
+Outputs = Sequence[np.ndarray]
+# a system's outputs, the reference's, the reference's name -> whether the former are right
+Judge = Callable[[Outputs, Outputs, str], Verdict]
 
 
 @dataclass(frozen=True)
@@ -17,18 +23,24 @@ class Agreement:
 
     ``difference``: the largest |output - reference| over the reference's largest magnitude; None if
     they cannot be compared, and for the reference itself. ``reason``: why this is not the same
-    model; None if it is.
+    model; None if it is. ``judged``: why the outputs are right, where they differ from the
+    reference's by more than the tolerance.
     """
 
     difference: float | None
     reason: str | None = None
+    judged: str | None = None
 
 
 def agree(
-    outputs: Mapping[str, Sequence[np.ndarray]], reference: str, tolerance: float
+    outputs: Mapping[str, Outputs],
+    reference: str,
+    tolerance: float,
+    judge: Judge | None = None,
 ) -> dict[str, Agreement]:
     """Compares each system's outputs with those of ``reference``, or of the first system that is
-    not gtco if the reference is absent.
+    not gtco if the reference is absent. Where they differ by more than the tolerance, ``judge``
+    decides.
 
     No system is compared with itself: the reference has no difference, and neither has gtco if it
     is the only system.
@@ -38,7 +50,7 @@ def agree(
     return {
         name: Agreement(None)
         if against in (None, name)
-        else _compare(actual, outputs[against], tolerance)
+        else _compare(actual, outputs[against], against, tolerance, judge)
         for name, actual in outputs.items()
     }
 
@@ -64,14 +76,19 @@ def _vector(outputs: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _compare(
-    actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float
+    actual: Outputs, expected: Outputs, against: str, tolerance: float, judge: Judge | None
 ) -> Agreement:
-    difference, reason = largest_difference(actual, expected)
-    if reason is not None:
-        return Agreement(None, reason)
-    if difference > tolerance:
+    largest, reason = largest_difference(actual, expected)
+    difference = largest if reason is None else None
+    if difference is not None and difference > tolerance:
         reason = f"off by {difference:.1e} of the largest magnitude (tolerance {tolerance:.0e})"
-    return Agreement(difference, reason)
+    shapes = [[x.shape for x in made] for made in (actual, expected)]
+    if reason is None or judge is None or shapes[0] != shapes[1]:
+        return Agreement(difference, reason)
+    verdict = judge(actual, expected, against)
+    if verdict.right:
+        return Agreement(difference, judged=verdict.why)
+    return Agreement(difference, f"{reason}; {verdict.why}")
 
 
 def largest_difference(

@@ -22,7 +22,7 @@ import numpy as np
 
 from gtco.codegen.processes import python
 
-from .agreement import agree, losses
+from .agreement import Judge, agree, losses
 from .process import Worker, WorkerError
 
 Progress = Callable[[str], None]
@@ -55,6 +55,7 @@ class Measurement:
         None  # largest |output - reference| over the reference's largest magnitude
     )
     disagrees: str | None = None  # why the outputs cannot be the same model's
+    judged: str | None = None  # why they are right, where they differ from the reference's
     loss: float | None = None  # relative error against the outputs of ``truth``
 
     @property
@@ -84,6 +85,7 @@ class Measurement:
             "error": self.error,
             "difference": self.difference,
             "disagrees": self.disagrees,
+            "judged": self.judged,
             "rounds_s": [list(r) for r in self.rounds],
         }
 
@@ -121,6 +123,7 @@ def compare(
     reference: str = "onnxruntime",
     tolerance: float = 1e-3,
     truth: str = "",
+    judge: Judge | None = None,
     progress: Progress = lambda text: None,
 ) -> Comparison:
     """Loads, warms up, checks and times every candidate; one that fails is reported with its
@@ -131,6 +134,7 @@ def compare(
     - ``reference``: outputs are compared with those of this candidate, or of the first one that
       works if it is absent or fails
     - ``tolerance``: the allowed difference, relative to the largest magnitude
+    - ``judge``: decides where outputs differ by more than that
     - ``truth``: the candidate from whose outputs the others' losses are counted, if it is there
     - ``peak``: a worker whose ``read`` answers the machine's FLOP/s; it is asked in the first,
       middle and last round
@@ -141,7 +145,7 @@ def compare(
             for candidate in candidates:
                 progress(f"load {candidate.name}")
                 contest.load(candidate, warm, budget, Path(folder))
-            contest.check(Path(folder), reference, tolerance, truth)
+            contest.check(Path(folder), reference, tolerance, truth, judge)
         if peak:
             progress("measure the machine's peak")
             contest.open_peak(peak)
@@ -181,13 +185,17 @@ class _Contest:
         except WorkerError as error:
             self._fail(name, str(error))
 
-    def check(self, folder: Path, reference: str, tolerance: float, truth: str) -> None:
+    def check(
+        self, folder: Path, reference: str, tolerance: float, truth: str, judge: Judge | None
+    ) -> None:
         outputs: dict[str, list[np.ndarray]] = {}
         for name in self._names:
             with np.load(folder / f"{name}.npz") as file:
                 outputs[name] = [file[key] for key in file.files]
-        for name, seen in agree(outputs, reference, tolerance).items():
-            self._update(name, difference=seen.difference, disagrees=seen.reason)
+        for name, seen in agree(outputs, reference, tolerance, judge).items():
+            self._update(
+                name, difference=seen.difference, disagrees=seen.reason, judged=seen.judged
+            )
         for name, loss in losses(outputs, truth).items():
             self._update(name, loss=loss)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 
 from gtco.cli import console as output
@@ -21,6 +22,7 @@ from gtco.cli.tables import Table
 from gtco.frontend.dimensions import Shapes
 from gtco.frontend.quantized import is_quantized
 from gtco.runtime.publish import write_whole
+from gtco.verification.outputs import OutputJudge
 
 from . import machine
 from .build import Build, Tuning, build
@@ -92,6 +94,17 @@ def tolerance(workload: Workload) -> float:
     return TOLERANCES[workload.precision]
 
 
+def judge(workload: Workload) -> OutputJudge | None:
+    """What decides where the engines that compute the workload differ; None if only its library is
+    known.
+    """
+    if workload.onnx is None:
+        return None
+    with np.load(workload.inputs) as file:
+        inputs = {name: file[name] for name in file.files}
+    return OutputJudge(workload.onnx, inputs, workload.precision)
+
+
 def console() -> Console:
     """Standard output. A pipe has no width; it gets one that is wide enough for the tables."""
     from rich.console import Console  # of benchmarks of gtco's own; gtco bench does without
@@ -155,6 +168,7 @@ def run_model(
             rounds,
             peak=peak,
             tolerance=tolerance(workload),
+            judge=judge(workload),
             progress=lambda text: update(f"{source}: {text}"),
         )
     missing = tuple(Measurement(name, error=reason) for name, reason in skipped.items())
@@ -200,6 +214,8 @@ def show(result: Result) -> None:
             say(f"  {m.system} failed: {m.error}")
         if m.disagrees:
             say(f"  {m.system} disagrees: {m.disagrees}")
+        if m.judged:
+            say(f"  {m.system} differs and is right: {m.judged}")
     if comparison.peak_error:
         say(f"  the machine's peak could not be measured: {comparison.peak_error}")
     if work.build.seconds and not work.build.error:

@@ -146,6 +146,19 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
     )
 
 
+def onnx_reference(model: Path, name: str) -> Reference:
+    """What ONNX's graph and float64 say of a model whose outputs ``name`` has computed elsewhere;
+    it runs nothing else.
+    """
+
+    def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
+        raise VerificationError(f"{name} is not asked again")
+
+    graph = _inlined(str(model)).graph
+    judge = OnnxJudge(lambda: _whole(str(model), None))
+    return Reference(name, run, onnx_roles(graph), judge=judge, floors=output_floors(graph))
+
+
 def _inlined(source: str | bytes) -> Any:
     """The ModelProto with its local functions written out. External data stays where it is."""
     import onnx.inliner

@@ -64,6 +64,23 @@ class Settling:
     unjudged: str | None = None
 
 
+def held(
+    source: Reference,
+    case: str,
+    inputs: Mapping[str, Array],
+    pairs: Sequence[Pair],
+    masks: Sequence[str],
+    how: Settling,
+) -> list[Difference]:
+    """The comparison of each of ``pairs``, which :func:`settle` decides where one fails. ``masks``
+    are the inputs that are moved by no roundings.
+    """
+    found = [compare(case, *pair, how.tolerance, floor=how.bound.floor) for pair in pairs]
+    if any(d.failure for d in found):
+        found = settle(source, case, inputs, pairs, found, masks, how)
+    return found
+
+
 def settle(
     source: Reference,
     case: str,

@@ -19,11 +19,10 @@ from gtco.verification.cases import (
     ranges_to_try,
     usual,
 )
-from gtco.verification.compare import compare
 from gtco.verification.reference import Reference, open_reference
 from gtco.verification.report import Difference, Top1, VerificationReport, nothing_compared
 from gtco.verification.roles import Role
-from gtco.verification.settle import BOUNDS, TOLERANCE, Settling, settle
+from gtco.verification.settle import BOUNDS, TOLERANCE, Settling, held
 from gtco.verification.top1 import is_classifier, same_class_first
 
 Array = NDArray[Any]
@@ -91,10 +90,7 @@ def verify(
                 (spec.name, actual[spec.name], e)
                 for spec, e in zip(model.outputs, expected, strict=True)
             ]
-            found = [compare(case, *pair, tolerance, floor=bound.floor) for pair in pairs]
-            if any(d.failure for d in found):
-                found = settle(source, case, inputs, pairs, found, masks, settled)
-            differences += found
+            differences += held(source, case, inputs, pairs, masks, settled)
         if precision != "fp32" and is_classifier(model.inputs, model.outputs):
             top1 = same_class_first(model, source.run, seed, source.roles, ranges, tolerance)
     differences += nothing_compared(differences, sizes)

@@ -14,6 +14,7 @@ from bench.harness.agreement import Agreement, agree
 from bench.harness.peers import load_inputs
 from bench.harness.process import Worker, WorkerError
 from bench.harness.rounds import Contender, Measurement, calls_per_round, compare
+from gtco.verification.outputs import Verdict
 
 FAKE = """
 import json, os, sys, threading, time
@@ -171,6 +172,31 @@ def test_gtco_is_never_held_against_itself():
     assert "off by 3.3e-01" in beside["gtco"].reason
     assert beside["torch"] == Agreement(None) and beside["openvino"].difference == 0.0
     assert agree({}, "onnxruntime", 1e-3) == {}
+
+
+def test_a_judge_is_asked_where_outputs_of_one_shape_differ():
+    asked = []
+
+    def judge(actual, expected, reference):
+        asked.append((actual, expected, reference))
+        right = bool(actual[0][0] == 1.0)
+        return Verdict(right, "float64 says so")
+
+    outputs = {
+        "gtco": [np.array([1.0, 2.0])],
+        "near": [np.array([1.0, 3.0001])],
+        "off": [np.array([0.0, 3.0])],
+        "shape": [np.array([1.0])],
+        "onnxruntime": [np.array([1.0, 3.0])],
+    }
+    seen = agree(outputs, "onnxruntime", 1e-3, judge)
+    ours = seen["gtco"]
+    assert ours.reason is None and ours.judged == "float64 says so"
+    assert ours.difference == pytest.approx(1 / 3)
+    assert seen["near"].judged is None and seen["near"].reason is None
+    assert seen["off"].judged is None and seen["off"].reason.endswith("; float64 says so")
+    assert "shape" in seen["shape"].reason and len(asked) == 2
+    assert all(each[1:] == (outputs["onnxruntime"], "onnxruntime") for each in asked)
 
 
 def test_nan_beside_nan_is_no_agreement():

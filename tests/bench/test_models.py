@@ -166,6 +166,13 @@ def test_the_table_shows_time_rate_share_and_ratio(workload, capsys):
     assert "torch failed: no source" in text and "note: fell back" in text and "7 stages" in text
 
 
+def test_a_system_that_float64_sides_with_is_shown_and_sound(workload, capsys):
+    judged = result(workload, judged="float64 agrees with it")
+    suite.show(judged)
+    assert "gtco differs and is right: float64 agrees with it" in capsys.readouterr().out
+    assert suite.sound([judged])
+
+
 def test_json_holds_machine_versions_and_raw_rounds(workload, tmp_path):
     file = tmp_path / "r.json"
     suite.write_json(file, [result(workload)], 2, 5)
