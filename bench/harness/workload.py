@@ -7,6 +7,7 @@ gtco, seeded inputs are in a .npz file, and FLOPs are counted.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,12 @@ import onnx
 from gtco.cli.run_command import make_inputs as random_inputs
 from gtco.codegen.processes import python
 from gtco.frontend.dimensions import Shapes, set_sizes
+from gtco.frontend.onnx import read_onnx
+from gtco.quantization.writing import write_model
 from gtco.runtime.library import check_model, read_metadata, tensor_specs
 from gtco.runtime.variants import choose, dims_of
 from gtco.support.errors import ModelError, OptionError
+from gtco.support.onnx_messages import is_utf8
 from gtco.support.sizes import flags
 
 from .build import Build, build
@@ -75,6 +79,7 @@ def prepare(
     if path.suffix == ".onnx":
         if not path.is_file():
             raise ModelError(f"no such file: {path}")
+        path = readable(path, folder)
         name = path.stem
     else:
         name = model = source
@@ -104,6 +109,16 @@ def prepare(
         notes,
         precision,
     )
+
+
+def readable(path: Path, folder: Path) -> Path:
+    """The .onnx file, or a copy in ``folder`` of one whose path is not UTF-8: peers open no such
+    path.
+    """
+    if is_utf8(path):
+        return path
+    name = os.fsencode(path.name).decode(errors="replace")
+    return write_model(folder / name, read_onnx(path))
 
 
 def check_library(library: Path, model: Path | None = None) -> None:

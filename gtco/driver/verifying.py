@@ -26,11 +26,14 @@ Opener = Callable[[Path], Any]
 
 def model_compared(source: Source, library: Path, opened: Opener) -> VerificationReport:
     """The differences between the library and the model, wrong ones among them."""
-    from gtco.frontend.onnx import OnnxSource
+    from gtco.frontend.onnx import OnnxSource, read_onnx
     from gtco.frontend.weights import whole
+    from gtco.support.onnx_messages import is_utf8
     from gtco.verification import verify
 
     model = source.model
+    if isinstance(model, str | Path) and not is_utf8(model):
+        model = read_onnx(model)  # ONNX Runtime gets what is in the file
     if isinstance(model, OnnxSource):
         model = whole(model.skeleton, model.weights)
     with opened(library) as compiled:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -49,6 +50,17 @@ def check_text(message: Any, where: str = "") -> None:
         if not is_text and (repeated or message.HasField(name)):
             for number, part in enumerate(parts):
                 check_text(part, f"{place}[{number}]" if repeated else place)
+
+
+def is_utf8(path: str | Path) -> bool:
+    """True if a path is UTF-8. A path on Linux may have any bytes; ONNX Runtime and OpenVINO take
+    text.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # Python has the bytes as lone surrogates
+        return False
+    return True
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

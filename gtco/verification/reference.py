@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import VerificationError
 from gtco.support.nested import call_arguments, tensors
+from gtco.support.onnx_messages import is_utf8
 from gtco.verification.bfloat16 import at_the_border, in_float32, rounded
 from gtco.verification.float64.judge import OnnxJudge
 from gtco.verification.floors import output_floors
@@ -82,6 +83,11 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
     except ImportError:
         raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime") from None
     source = str(model) if isinstance(model, Path) else model
+    if isinstance(source, str) and not is_utf8(source):
+        raise VerificationError(
+            f"the path '{source}' is not UTF-8, and ONNX Runtime takes no other: rename it, or "
+            "give the model itself (onnx.load)"
+        )
 
     def session(level: Any, model: Any, folder: str | None = None) -> Any:
         options = ort.SessionOptions()

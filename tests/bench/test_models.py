@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -133,6 +134,39 @@ def test_the_precision_goes_to_every_system(workload, monkeypatch, capsys):
     assert "bf16" in capsys.readouterr().out
     with pytest.raises(ValueError, match="fp32 alone"):
         readme.section({"models": [result(half).to_json()]})
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_file_whose_name_is_not_utf8_is_timed_beside_peers(tmp_path, monkeypatch, outside):
+    """The weights may be in a file beside it, in a folder that no peer can open either."""
+    folder = tmp_path / os.fsdecode(b"mod\xe8les")
+    folder.mkdir()
+    inputs, weights = [("x", TensorProto.FLOAT, (2, 400))], [("w", (400, 3))]
+    given = save_graph(
+        tmp_path / "m.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        inputs,
+        [("y", (2, 3))],
+        weights,
+    )
+    model = onnx.load(given)
+    model.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(np.full((400, 3), 2, np.float32), "w")
+    )
+    if outside:
+        onnx.save(model, given, save_as_external_data=True, location="w.data", size_threshold=0)
+        (tmp_path / "w.data").rename(folder / "w.data")
+    else:
+        onnx.save(model, given)
+    name = folder / os.fsdecode(b"mod\xe8le.onnx")
+    given.rename(name)
+    monkeypatch.setattr("bench.harness.workload.build", lambda *given, **more: Build("m.so", 1, 1))
+    made = prepare(str(name), tmp_path / "made", 1)
+    job = {"onnx": str(made.onnx), "inputs": str(made.inputs), "threads": 1}
+    for opened in (peers.open_onnxruntime, peers.open_openvino):
+        (y,) = opened(job).outputs()
+        with np.load(made.inputs) as file:
+            np.testing.assert_allclose(y[:, 0], 2 * file["x"].sum(1), rtol=1e-3, atol=1e-3)
 
 
 def test_onnxruntime_says_that_it_is_fp32(tmp_path):

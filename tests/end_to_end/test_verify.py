@@ -4,7 +4,9 @@ with one broken lane in its output.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,6 +133,16 @@ def test_an_additive_mask_passes() -> None:
     assert {"mask zeros", "mask row", "mask zeros -inf", "mask row -inf", "mask random -inf"} < {
         d.case for d in report.differences
     }
+
+
+def test_a_file_whose_name_is_not_utf8_is_verified(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"mod\xe8le.onnx")
+    onnx.save(encoder(), path)
+    compiled = gtco.compile_model(path, tune="off", verify=True)
+    assert compiled.report.verification is not None
+    assert compiled.report.verification.reference == "ONNX Runtime"
+    with pytest.raises(VerificationError, match="not UTF-8, and ONNX Runtime takes no other"):
+        verify(compiled, path)
 
 
 def test_onnxs_attention_passes_on_every_mask() -> None:
