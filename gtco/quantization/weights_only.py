@@ -19,7 +19,7 @@ from typing import Any
 from gtco.frontend.onnx import OnnxSource
 from gtco.frontend.weights import whole
 from gtco.quantization.insertion import with_weights
-from gtco.quantization.products import DEPTHWISE, EXCLUDED, Product, products_of
+from gtco.quantization.products import EXCLUDED, Product, products_of
 from gtco.quantization.reading import OPSET, OPSET_OF_BLOCKS, read_model
 from gtco.quantization.writing import write_model
 from gtco.support.errors import OptionError
@@ -32,8 +32,7 @@ BLOCK = 32  # for weights of 4 bits
 @dataclass(frozen=True)
 class QuantizedWeights:
     """What ``gtco.quantize_weights`` gives. ``compile_model`` takes it as a model. Of its
-    ``products``, those that are not in ``quantized`` keep weights of float32: depthwise
-    convolutions, and those that were excluded.
+    ``products``, those that were excluded are not in ``quantized`` and keep weights of float32.
     """
 
     source: OnnxSource = field(repr=False)
@@ -73,7 +72,7 @@ def quantize_weights(
     block = block_size or (BLOCK if bits < 8 else 0)
     source = read_model(model, example_inputs, OPSET_OF_BLOCKS if block else OPSET)
     products = tuple(products_of(source, exclude))
-    quantized = tuple(p for p in products if p.float_because not in (EXCLUDED, DEPTHWISE))
+    quantized = tuple(p for p in products if p.float_because != EXCLUDED)
     made = with_weights(source, quantized, bits, block)
     return QuantizedWeights(made, products, quantized)
 
