@@ -27,6 +27,7 @@ from gtco.support.sizes import apart, said
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
+LONG = 60.0  # seconds: a longer wait is said
 FEW = 4  # variants of a library whose stages and kernels are made for each by itself
 
 
@@ -53,6 +54,22 @@ def check_steps(known: Sequence[int], many: int) -> None:
             f"but one library has at most {MAX_STEPS:,} steps: give {MAX_STEPS // least} sizes or "
             "fewer, such as every second one, or make two libraries"
         )
+
+
+def wait(took: Sequence[float], many: int) -> str:
+    """How long the sizes that are left take to be cut into stages, in words, by the seconds of
+    those so far; empty if that is not long, or not known yet. Sizes between the anchors take less,
+    so the anchors tell what it is at most.
+    """
+    if not took:
+        return ""
+    between = took[ANCHORS:]
+    rate = sum(between or took) / len(between or took)
+    seconds = rate * (many - len(took))
+    if seconds < LONG:
+        return ""
+    most = "at most " if not between and many > ANCHORS else ""
+    return f", {most}about {round(seconds / 60)} min for {many - len(took)} more"
 
 
 class Many:
@@ -94,11 +111,13 @@ class Many:
         order = deque(first[n] for n in in_order([self.sizes[n] for n in first]))
         start = time.perf_counter()
         self.runs[0].rates(machine)  # a phase of its own, if this machine was not measured
-        kept, cut = list[int](), list[int]()
+        kept, cut, took = list[int](), list[int](), list[float]()
         with workers.ahead() as ahead:
             while order:
                 number, done = order.popleft(), len(cut) + 1
-                self.progress("fuse", None, f"{done}/{many} sizes, {said(self.sizes[number])}")
+                shown = f"{done}/{many} sizes, {said(self.sizes[number])}"
+                self.progress("fuse", None, shown + wait(took, many))
+                size_start = time.perf_counter()
                 run = self.runs[number]
                 own, run.progress = run.progress, silent  # else hundreds of lines
                 run.scale, run.rewrites = scale_of(self.sizes[number]), done <= 2
@@ -133,6 +152,7 @@ class Many:
                     self.sharing.take(ahead.so_far())
                     ahead.guess(job for job, _ in self.sharing.jobs(self._text).values())
                 run.report.phases.append(("fuse", time.perf_counter() - begun))
+                took.append(time.perf_counter() - size_start)
             begun = time.perf_counter()
             self.sharing.take(ahead.answers())
             self.runs[kept[0]].report.phases.append(("fuse", time.perf_counter() - begun))

@@ -26,6 +26,8 @@ from gtco.support.sizes import (
     read,
 )
 
+MANY = 64  # sizes of a range of which each is compiled: fewer may do, and compile sooner
+ADVISED = 16  # of them
 Dims = Mapping[str, Any]  # with one range at most that is made in parts
 
 
@@ -122,14 +124,20 @@ def _every(sizes: Range, factor: int) -> Range:
     return replace(sizes, low=low, step=step if low < sizes.high else 1, weighted=())
 
 
+def _advice(key: str, sizes: Range) -> str:
+    coarse = _every(sizes, -(-len(sizes) // ADVISED))
+    return f"Fewer sizes compile sooner: --dim {key}={coarse}, or a list of those that you need"
+
+
 def notes(way: Dims, reasons: Mapping[str, str]) -> list[str]:
-    """A note for each range of which every size is compiled. ``reasons`` says why a range is not
-    made in parts, by its key in ``dims``.
+    """A note for each range of which every size is compiled, with a coarser one where these are
+    many. ``reasons`` says why a range is not made in parts, by its key in ``dims``.
     """
     each = {key: sizes for key, sizes in way.items() if isinstance(sizes, Range)}
     return [
         f"{key}={sizes} has {len(sizes)} sizes: each is compiled"
         + (f", since {reasons[key]}" if key in reasons else "")
+        + (f". {_advice(key, sizes)}" if len(sizes) >= MANY else "")
         for key, sizes in each.items()
         if sizes.made == "each" and len(sizes) > 1
     ]

@@ -23,13 +23,14 @@ from gtco.driver import fusing, library
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sizes import many
 from gtco.driver.sizes.anchors import ANCHORS, anchors
-from gtco.driver.sizes.many import Many, check_steps, in_order
+from gtco.driver.sizes.many import Many, check_steps, in_order, wait
+from gtco.driver.sizes.ways import notes
 from gtco.graph.fusion import stages
 from gtco.report import gather
 from gtco.runtime.table import CSRC
 from gtco.support.errors import GtcoError, OptionError
 from gtco.support.options import c_compiler
-from gtco.support.sizes import said, spread
+from gtco.support.sizes import Range, said, spread
 from tests.end_to_end.sizes.test_variants import random
 
 HEIGHTS, WIDTHS = (5, 16, 31), (7, 16, 24, 33)
@@ -345,3 +346,21 @@ def test_a_library_does_not_depend_on_which_kernel_was_compiled_first(tmp_path: 
             compile_to_file(source, path, dims={"width": [7, 16, 24, 33, 40]}, **options)
             made.append(path.read_bytes())
     assert made[0] == made[1]
+
+
+def test_the_wait_for_the_other_sizes_is_told() -> None:
+    """The anchors take longer than the sizes between them, so what they tell is an upper bound."""
+    assert wait([], 1024) == "" and wait([1.0, 1.0], 60) == ""
+    assert wait([1.0, 3.0], 602) == ", at most about 20 min for 600 more"
+    assert wait([2.0] * 16 + [0.5] * 8, 1024) == ", about 8 min for 1000 more"
+    assert wait([40.0], 16) == ", about 10 min for 15 more"  # all of them are anchors
+
+
+def test_a_range_of_which_each_of_many_sizes_is_compiled_has_a_coarser_one_named() -> None:
+    dims = {"batch": Range(1, 1024, made="each"), "width": Range(32, 320, 32, made="each")}
+    many, few = notes(dims, {"batch": "samples depend on each other"})
+    assert many == (
+        "batch=1..1024 has 1024 sizes: each is compiled, since samples depend on each other. Fewer "
+        "sizes compile sooner: --dim batch=64..1024:64, or a list of those that you need"
+    )
+    assert few == "width=32..320:32 has 10 sizes: each is compiled"
