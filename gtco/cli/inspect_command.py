@@ -345,7 +345,9 @@ def measured_peak(threads: int, operand: str) -> tuple[Peak | None, str | None]:
 def show(title: str, seen: Inspection, every: bool) -> None:
     groups = [[s] for s in seen.stages] if every else grouped(seen.stages)
     measured = all("measured_seconds" in s for s in seen.stages)
-    table = Table(f"{title}: {len(seen.stages)} stages")
+    firsts = seen.details["metadata"].get("parts", (0,))
+    parts = f", a batch in {len(firsts)} parts of {firsts[1]}" if len(firsts) > 1 else ""
+    table = Table(f"{title}: {len(seen.stages)} stages{parts}")
     images = seen.details["metadata"].get("images")  # of a model for GPUs
     launch = ("grid", "threads", "shared") if images else ()
     table.column("stage", least=14, rank=2 if every else 3)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.generate import Choose, Generated, generate
 from gtco.codegen.workers import Workers
-from gtco.driver.assembly import assemble
+from gtco.driver.assembly import assemble, in_parts
 from gtco.driver.backend import Backend, backend_of
 from gtco.driver.checks import check_sizes
 from gtco.driver.compiled import CompileReport
@@ -25,7 +25,7 @@ from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact, build_artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
-from gtco.runtime.plan import Step
+from gtco.runtime.plan import Batch, Step
 from gtco.runtime.publish import write_error
 from gtco.search.records.records import Record, Records
 from gtco.support.errors import REPORT, InternalError, guarded
@@ -36,6 +36,7 @@ from gtco.tensor.stage import Stage
 if TYPE_CHECKING:
     from gtco.driver.launching import Launching
     from gtco.frontend.imported import ImportedModel
+    from gtco.graph.fusion.dpof import Cost
     from gtco.graph.fusion.stages import Partition
     from gtco.graph.graph import Graph
     from gtco.search.calibration.profile import MachineTable
@@ -88,6 +89,7 @@ class Compilation:
         self.scale: float | None = None
         self.rewrites = True  # does it go through all rewrites, whichever changed others?
         self.searched = False  # were its stages searched?
+        self.batch: Batch | None = None  # if it is a part of one, that the library runs in parts
 
     def lower(self, machine: Machine) -> Graph:
         """The step from the model to its graph, before any rewrite."""
@@ -104,6 +106,12 @@ class Compilation:
                 # operands of products are of bfloat16 in the file
                 self.options = replace(self.options, precision="bf16")
         return self.lowered
+
+    def like(self) -> Compilation:
+        """A compilation of the same model, with nothing done yet."""
+        run = type(self)(None, self.output, None, self.options, self.progress, self.shared)
+        run.source, run.shipped, run._table = self.source, self.shipped, self._table
+        return run
 
     def lower_as(self, graph: Graph, other: Compilation) -> None:
         """Takes what :meth:`lower` would give: ``graph``, which follows from the graph of
@@ -132,6 +140,28 @@ class Compilation:
             self.whole = self.rounded(graph, policy)
             self.graph, self.found = self.fuse(self.whole, policy)
             say(f"{len(self.found.stages)} stages, {self.found.unique} of them different")
+
+    def cut_as(self, other: Compilation, price: Cost) -> None:
+        """The steps from the graph as it was lowered to stages: those that ``other`` was cut into,
+        the same model at another number of samples, at this price of a stage. They are searched
+        only if the graphs differ in more than sizes.
+        """
+        from gtco.graph.fusion.repeat import cheapest, skeleton
+
+        assert self.lowered is not None
+        self.policy = policy = other.policy
+        graph = self.canonical(self.lowered, policy.target)
+        self.backend.check_indices(graph)
+        self.whole, found = self.rounded(graph, policy), None
+        if skeleton(self.whole) == skeleton(other.whole):
+            found = cheapest(self.whole, [other.found], price)
+        self.searched = found is None
+        self.graph, self.found = found or self.fuse(self.whole, policy)
+
+    def cut_again(self) -> None:
+        """Searches the stages that :meth:`cut_as` took over."""
+        if not self.searched:
+            self.graph, self.found = self.fuse(self.whole, self.policy)
 
     def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
         """The steps from the model to the kernels that the policy picks."""
@@ -423,6 +453,9 @@ class Compilation:
     def link(self, folder: Path) -> Path:
         """Kernels, weights and the plan -> the library, in ``folder``."""
         artifact = self.artifact(identifier(self.output.stem), self.graph, self.generated)
+        if self.batch is not None:
+            assert isinstance(artifact, Artifact)
+            artifact = in_parts(artifact, self.batch)
         self.tell(artifact.steps, artifact)
         return build_artifact(artifact, folder, self.output)
 

@@ -13,7 +13,7 @@ from gtco.codegen.workers import Workers
 from gtco.driver.checks import at_sizes, check_dump, is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, identifier
 from gtco.driver.compiled import CompileReport
-from gtco.driver.sizes import parts
+from gtco.driver.sizes import batches, parts
 from gtco.driver.sizes.many import FEW, Many
 from gtco.driver.sizes.proofs import Proofs
 from gtco.driver.sizes.shared import Shared
@@ -132,11 +132,13 @@ class Library:
             self._keep(kept)
             for run in self.compilations:
                 run.build(workers)
-        else:
+        elif self._several:
             for sizes, run in zip(self.sizes, self.compilations, strict=True):
-                with at_sizes(sizes if self._several else {}):
+                with at_sizes(sizes):
                     run.lower(machine)
                 run.prepare(machine, records, workers)
+        else:
+            self._prepare_one(machine, records, workers)
         said_first = notes(self._way, self._reasons)
         if self._several and self._launches == "auto":
             said_first.append(
@@ -145,6 +147,30 @@ class Library:
             )
         for run in self.compilations:
             run.report.notes[:0] = said_first
+
+    def _prepare_one(self, machine: Machine, records: Records | None, workers: Workers) -> None:
+        """The same steps for a model of one shape. A batch may become parts."""
+        (whole,) = self.compilations
+        samples = batches.samples_of(whole.lower(machine), machine)
+        if samples is not None:
+            whole.lowered = samples.graph  # so that parts have tensors of the same names
+        whole.partition(machine, records)
+        if samples is not None:
+            with whole.phase("parts") as say:
+                part = batches.cheapest_part(whole, samples, self._part)
+                say("none is faster" if part is None else part.report.notes[-1])
+            if part is not None:
+                self.compilations = [part]
+        self.compilations[0].build(workers)
+
+    def _part(self, samples: int) -> Compilation:
+        """A compilation of the same model for some of its samples."""
+        (whole,) = self.compilations
+        run = whole.like()
+        if (folder := whole.options.dump) is not None:
+            run.options = replace(whole.options, dump=folder / f"part={samples}")
+            check_dump(run.options.dump)
+        return run
 
     def _prepare_many(self, machine: Target, records: Records | None, workers: Workers) -> None:
         """With many sizes: the steps from the model to the kernels, many of which sizes share."""
@@ -168,7 +194,7 @@ class Library:
     def _sure(self, number: int) -> bool:
         """True for a part that the library gets whatever the others cost, the smallest of a range.
         """
-        if self.range is None or len(self.range[1]) == 1:
+        if self.range is None:
             return False
         return self._samples(number) == min(map(self._samples, range(len(self.sizes))))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Operator, TensorType
 
 
@@ -256,3 +257,11 @@ RULES: Mapping[str, Callable[[Call], Place]] = {
     "resize2d": _images("channels"),
     "grid_sample": _grid_sample,
 }
+
+
+def rule_of(kind: str) -> Callable[[Call], Place]:
+    """The rule of an operator. Raises :class:`Mixed` if there is none."""
+    rule = elementwise if kind in ELEMENTWISE_OPERATORS else RULES.get(kind)
+    if rule is None:
+        raise Mixed("may read several samples at once")
+    return rule

@@ -22,10 +22,11 @@ from types import MappingProxyType
 import numpy as np
 
 from gtco.graph.graph import Graph
-from gtco.graph.sample_rules import RULES, Along, Call, Mixed, Place, elementwise
+from gtco.graph.sample_rules import Along, Call, Mixed, Place, rule_of
 from gtco.support.errors import ShapeError
-from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Operator, TensorType
+
+NARROW = frozenset(("int8", "uint8", "int16", "uint16", "int4"))
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,13 @@ def samples_along(
     return Samples(found, small, sizes[0], {**walk.places, **walk.repeated})
 
 
+def narrow(graph: Graph) -> bool:
+    """True if the graph of a quantized model is not to be taken from one of another size: its
+    integers are found behind constants, which a proof has folded.
+    """
+    return any(kind.dtype in NARROW for kind in graph.types.values())
+
+
 def _require_outermost(role: str, tensor: str, kind: TensorType, place: Place, name: str) -> None:
     if place and (place.outer > 1 or prod(kind.sizes[: place.axis]) > 1):
         raise ShapeError(
@@ -203,8 +211,8 @@ class _Walk:
         if wanted and wanted.outer * wanted.inner == factor:
             tries.insert(0, (wanted.outer, wanted.inner))
         for outer, inner in tries:
-            one = _one_sample(a, place.axis, outer, n, inner)
-            two = _one_sample(b, place.axis, outer, m, inner)
+            one = one_sample(a, place.axis, outer, n, inner)
+            two = one_sample(b, place.axis, outer, m, inner)
             if one is not None and two is not None and _equal(one, two):
                 found = Along(place.axis, outer, inner)
                 self.repeated.setdefault(source, found)  # any other way to read it is as good
@@ -226,17 +234,14 @@ class _Walk:
             raise Mixed("has attributes that depend on the size")
         if all(place is None for place in call.places):
             return None
-        rule = elementwise if op.kind in ELEMENTWISE_OPERATORS else RULES.get(op.kind)
-        if rule is None:
-            raise Mixed("may read several samples at once")
-        return rule(call)
+        return rule_of(op.kind)(call)
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def _one_sample(
+def one_sample(
     array: np.ndarray, axis: int, outer: int, size: int, inner: int
 ) -> np.ndarray | None:
     """The part of a constant that is the same for all samples; None if it is not."""

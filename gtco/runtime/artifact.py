@@ -37,7 +37,7 @@ from gtco.runtime.gpu_table import (
     images_data,
     write_images,
 )
-from gtco.runtime.plan import ALIGNMENT, DTYPES, Cover, Step, TensorSpec, Variant
+from gtco.runtime.plan import ALIGNMENT, DTYPES, Batch, Cover, Step, TensorSpec, Variant
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
 from gtco.support.errors import BuildError, ShapeError
@@ -77,6 +77,7 @@ class Artifact:
       have symbolic sizes, and its ``steps`` are empty. A model of one shape has none
     - ``cover``: the range of sizes that the variants together run, if there is one
     - ``ranges``: dimensions whose sizes in the variants are a range, by name
+    - ``batch``: if the samples run in parts; ``steps`` are those of one part
     - ``cpu_features``: the instruction sets that the kernels need, by LLVM's names; they are
       checked when the model is opened
     - ``threads``: 0 means all that the process may use
@@ -97,6 +98,7 @@ class Artifact:
     variants: tuple[Variant, ...] = ()
     cover: Cover | None = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    batch: Batch | None = None
     isa: Isa = X86_64
 
     @property
@@ -186,7 +188,10 @@ def code_of(artifact: Artifact | GpuArtifact) -> list[bytes]:
 
 def variants_of(artifact: Artifact | GpuArtifact) -> Sequence[Variant]:
     """The variants, of which every artifact has one at least."""
-    own = Variant(artifact.inputs, artifact.outputs, artifact.steps, artifact.arena_bytes)
+    steps: Sequence[Step | GpuStep] = artifact.steps
+    if isinstance(artifact, Artifact) and (batch := artifact.batch):
+        steps = batch.unrolled(artifact.steps, artifact.inputs, artifact.outputs)
+    own = Variant(artifact.inputs, artifact.outputs, steps, artifact.arena_bytes)
     return artifact.variants or (own,)
 
 
@@ -398,6 +403,8 @@ def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
         ]
     else:
         own["steps"] = steps(artifact.steps)
+    if isinstance(artifact, Artifact) and artifact.batch:
+        own["parts"] = artifact.batch.firsts
     if isinstance(artifact, Artifact):
         own["cpu_features"] = list(normalize_features(artifact.cpu_features, artifact.isa))
         if artifact.isa is not X86_64:

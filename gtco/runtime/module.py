@@ -317,14 +317,15 @@ class Model:
     def timed(
         self, values: Sequence[Any], results: Sequence[np.ndarray] | None = None
     ) -> list[float]:
-        """Seconds of each stage in one run on these inputs, in order. If ``results`` is given, it
-        takes the outputs: dense arrays of the outputs' shapes and dtypes whose data begins at
-        multiples of 64 bytes.
+        """Seconds of each stage in one run on these inputs, in order, of all parts together. If
+        ``results`` is given, it takes the outputs: dense arrays of the outputs' shapes and dtypes
+        whose data begins at multiples of 64 bytes.
         """
         variant = self._variants.of(values)
-        seconds = (c_double * max(1, len(variant.stages)))()
+        number = len(variant.stages)
+        seconds = (c_double * max(1, number * variant.parts))()
         self._execute(variant, variant.read(values), results, seconds)
-        return list(seconds)[: len(variant.stages)]
+        return [sum(seconds[stage :: number]) for stage in range(number)]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Copies the library, its header and its weights file (if it has one) to ``path``, which

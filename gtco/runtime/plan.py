@@ -7,7 +7,7 @@ A step is one kernel call. Its buffers are inputs and outputs of the model, offs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
@@ -36,11 +36,12 @@ DTYPES: dict[str, tuple[str, int, int]] = {
 @dataclass(frozen=True)
 class BufferRef:
     """Where a kernel's argument is. ``index`` is the number of the input or output, or a byte
-    offset (a multiple of 64).
+    offset (a multiple of 64). ``offset``: bytes from the beginning of that input or output.
     """
 
     kind: Literal["input", "output", "arena", "weight"]
     index: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,63 @@ class Variant:
 
     def __str__(self) -> str:
         return said(self.sizes)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How a model of one shape runs its samples in parts, one after the other: all steps on the
+    first ``part`` of its ``samples``, then on the next, until all are done. The last part begins
+    earlier than the one before it ends, if the samples are no multiple.
+
+    ``axes``: where each input and output has the samples, by its name: 0, or another axis behind
+    some of size 1; None where it is the same for all samples.
+    """
+
+    samples: int
+    part: int
+    axes: Mapping[str, int | None]
+
+    @property
+    def firsts(self) -> list[int]:
+        """The sample that each part begins at."""
+        return [min(n, self.samples - self.part) for n in range(0, self.samples, self.part)]
+
+    def whole(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """The model's tensors, from those of a part."""
+        found = []
+        for spec in specs:
+            shape = list(spec.shape)
+            if (axis := self.axes[spec.name]) is not None:
+                shape[axis] = int(shape[axis]) // self.part * self.samples
+            found.append(replace(spec, shape=tuple(shape)))
+        return tuple(found)
+
+    def aligned(self, specs: Sequence[TensorSpec]) -> bool:
+        """True if every part of these whole tensors begins at a multiple of ALIGNMENT bytes."""
+        split = [spec for spec in specs if self.axes[spec.name] is not None]
+        return all(self._offset(spec, n) % ALIGNMENT == 0 for spec in split for n in self.firsts)
+
+    def unrolled(
+        self, steps: Sequence[Step], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> list[Step]:
+        """The steps of all parts, from those of the first. ``inputs`` and ``outputs`` are whole."""
+        tensors = {"input": inputs, "output": outputs}
+
+        def at(ref: BufferRef, first: int) -> BufferRef:
+            if ref.kind not in tensors:
+                return ref
+            spec = tensors[ref.kind][ref.index]
+            split = self.axes[spec.name] is not None
+            return replace(ref, offset=self._offset(spec, first)) if split else ref
+
+        return [
+            replace(step, buffers=tuple(at(ref, first) for ref in step.buffers))
+            for first in self.firsts
+            for step in steps
+        ]
+
+    def _offset(self, spec: TensorSpec, first: int) -> int:
+        return spec.nbytes // self.samples * first
 
 
 @dataclass(frozen=True)

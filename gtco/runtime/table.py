@@ -230,7 +230,7 @@ def plan_document(
     define the names that ``steps`` uses; ``numbers`` are fields of it.
     """
     feature_list = "".join(f"{c_string(name)}, " for name in features)
-    ref_rows = [f"  {{GTCO_REF_{ref.kind.upper()}, {ref.index}}}," for ref in refs]
+    ref_rows = [f"  {{GTCO_REF_{ref.kind.upper()}, {_place(ref)}}}," for ref in refs]
     counts = {
         "num_features": len(features),
         "num_inputs": len(inputs),
@@ -253,7 +253,7 @@ def plan_document(
         *_named_ranges(ranges),
         *definitions,
         "static const gtco_ref refs[] = {",
-        *(ref_rows or ["  {GTCO_REF_ARENA, 0},"]),
+        *(ref_rows or ["  {GTCO_REF_ARENA, 0, 0},"]),
         "};",
         f"static const char* const features[] = {{{feature_list}NULL}};",
         "extern const unsigned char gtco_the_weights[];",
@@ -270,6 +270,13 @@ def plan_document(
         "",
     ]
     return "\n".join(lines)
+
+
+def _place(ref: BufferRef) -> str:
+    """The tensor and the offset of a row of refs."""
+    if ref.kind in ("input", "output"):
+        return f"{ref.index}, {ref.offset}"
+    return f"0, {ref.index}"
 
 
 def header_source(

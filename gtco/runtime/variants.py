@@ -25,16 +25,18 @@ class SizedModel:
 
     - ``sizes``: by the dimension's name; empty if the library has one shape
     - ``stages``: a dictionary for each step, in order
+    - ``parts``: how often a run goes through them, each time on other samples
     - ``shapes``: those of the inputs, as ``gtco_set_shapes`` takes them
     """
 
     __slots__ = (
         *("inputs", "input_places", "output_places", "outputs", "shapes", "sizes"),
-        *("_arrays", "_steps"),
+        *("_arrays", "_steps", "parts"),
     )
 
     def __init__(self, described: Mapping[str, Any]) -> None:
         self.sizes: dict[str, int] = described.get("sizes", {})
+        self.parts = len(described.get("parts", (0,)))
         self.inputs = tensor_specs(described, "inputs")
         self.outputs = tensor_specs(described, "outputs")
         # of a size of a range they are collected when they are asked for

@@ -165,8 +165,11 @@ def _sizes(key: str, given: Any) -> list[int] | Range:
 
 
 def read(dims: Mapping[str, Any]) -> dict[str, list[int] | Range]:
-    """The same ``dims``, with every range as a :class:`Range` and every other entry as a list."""
-    return {key: _sizes(key, given) for key, given in dims.items()}
+    """The same ``dims``, with every range of several sizes as a :class:`Range` and every other
+    entry as a list.
+    """
+    found = {key: _sizes(key, given) for key, given in dims.items()}
+    return {key: [*sizes] if len(sizes) == 1 else sizes for key, sizes in found.items()}
 
 
 def range_of(dims: Mapping[str, Any]) -> tuple[str, Range] | None:

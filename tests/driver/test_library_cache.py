@@ -53,10 +53,10 @@ def library(folder: Path, model, **options):
 
 
 def nothing_is_compiled(monkeypatch):
-    def prepare(*_):
+    def build(*_):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(Compilation, "prepare", prepare)
+    monkeypatch.setattr(Compilation, "build", build)
 
 
 def test_the_same_compile_again(cache, tmp_path, monkeypatch):

@@ -24,8 +24,6 @@ GROWTH = 4  # from one part to the next
 MANY_CORES = 16  # from here on a part of 64 is tried too
 # Parts are left out while the range's sizes get slower by so much at most: on average, each.
 MEAN_LOSS, WORST_LOSS = 1.02, 1.06
-# A range of one size, so large, runs in parts of about so many samples if it gains so much.
-LEAST_CUT, PARTS_OF_ONE, GAIN = 16, (4, 16), 1.05
 SAMPLED = 256  # sizes of a range whose prices are looked at
 MOST_PROVEN = 1 << 14  # the proof is asked at the range's last size too, or at about this many
 MOST_EXAMPLES = 1 << 27  # bytes of a module's example inputs for that
@@ -44,8 +42,6 @@ def candidates(sizes: Range, cores: int, choices: int = 1) -> list[int]:
     ``choices``: of the other sizes, each of which has these parts; where there are many, fewer
     parts are tried.
     """
-    if sizes.high == sizes.low:
-        return _of_one_size(sizes.low, choices)
     common = gcd(sizes.low, sizes.step)
     base = max(d for d in range(1, min(common, LARGEST_BASE) + 1) if common % d == 0)
     most = (2 if choices > FEW_CHOICES else 3) if cores < MANY_CORES else 4
@@ -54,15 +50,6 @@ def candidates(sizes: Range, cores: int, choices: int = 1) -> list[int]:
     if len(found) < most and 2 * found[-1] <= sizes.high:
         found.append(2 * found[-1])
     return sorted({*found, *sizes.weighted})
-
-
-def _of_one_size(size: int, choices: int) -> list[int]:
-    """The size itself, and parts that it is a multiple of: a large batch may be faster in parts,
-    whose activations stay in the caches.
-    """
-    smaller: tuple[int, ...] = PARTS_OF_ONE if size >= LEAST_CUT else ()
-    smaller = smaller[: MOST_PLANS // choices - 1]
-    return sorted({size, *(max(d for d in range(1, n + 1) if size % d == 0) for n in smaller)})
 
 
 def most_choices(sizes: Range) -> int:
@@ -98,10 +85,6 @@ def kept(sizes: Range, prices: Mapping[int, float]) -> list[int]:
     """
     found = sorted(prices)
     every = [*sizes]
-    if len(every) == 1:
-        whole, cheapest = found[-1], min(found, key=lambda part: prices[part] / part)
-        gain = prices[whole] / whole / (prices[cheapest] / cheapest)
-        return [cheapest if gain >= GAIN else whole]
     looked = every[:: -(-len(every) // SAMPLED)]
     best = _costs(looked, found, prices)
 

@@ -20,16 +20,13 @@ from gtco.driver.compilation import Compilation
 from gtco.driver.sizes import parts
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.fold_constants import fold_constants
-from gtco.graph.samples import Samples, samples_along
+from gtco.graph.samples import Samples, narrow, samples_along
 from gtco.machine.target import Machine
 from gtco.support.errors import GtcoError, ShapeError
 from gtco.support.nested import call_arguments
 from gtco.support.sizes import Range, said
 
 Sizes = Mapping[str, int]
-# Graphs with tensors of these types are not taken from others: their integers are found behind
-# constants, which a proof has folded.
-NARROW = frozenset(("int8", "uint8", "int16", "uint16", "int4"))
 
 
 class Proofs:
@@ -78,7 +75,7 @@ class Proofs:
         graphs = {size: self._lowered(runs[size], size, others) for size in (some, last)}
         kinds = runs[some].operators
         found = parts.proven(self.symbol, graphs, kinds)
-        between = [] if _narrow(found.graph) else several[1:-1]
+        between = [] if narrow(found.graph) else several[1:-1]
         for size in runs:
             if size not in between and size not in graphs:
                 graphs[size] = self._lowered(runs[size], size, others)
@@ -87,7 +84,7 @@ class Proofs:
         self._agree(found, others)
         for size in between:
             runs[size].lower_as(found.at(size), runs[some])
-        if not _narrow(found.graph):
+        if not narrow(found.graph):
             self._known = found, last
 
     def _follow(self, others: Sizes, runs: Mapping[int, Compilation]) -> bool:
@@ -101,7 +98,7 @@ class Proofs:
         if source is None:
             return False
         graph = fold_constants(self._lowered(source, known.size, others))
-        if _narrow(graph) or (twin := known.like(graph, last)) is None:
+        if narrow(graph) or (twin := known.like(graph, last)) is None:
             return False
         try:
             found = samples_along(graph, twin, (known.size, last), self.symbol, source.operators)
@@ -132,10 +129,6 @@ class Proofs:
             raise parts.Inseparable(
                 f"it does not compile for {self.symbol}={size}: {error}"
             ) from None
-
-
-def _narrow(graph: Graph) -> bool:
-    return any(kind.dtype in NARROW for kind in graph.types.values())
 
 
 def _bytes(example_inputs: Any) -> int:

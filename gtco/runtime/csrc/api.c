@@ -169,10 +169,10 @@ static void lay_out(gtco_model* m) {
     for (int r = variant->first_ref; r < variant->first_ref + variant->num_refs; ++r) {
       const gtco_ref* ref = &plan->refs[r];
       switch (ref->kind) {
-        case GTCO_REF_ARENA: m->pool.args[r] = arena + ref->index; break;
-        case GTCO_REF_WEIGHT: m->pool.args[r] = (void*)(m->weights.data + ref->index); break;
-        case GTCO_REF_INPUT: m->patches[m->num_patches++] = (patch){r, (int32_t)ref->index}; break;
-        case GTCO_REF_OUTPUT: m->patches[m->num_patches++] = (patch){r, plan->num_inputs + (int32_t)ref->index}; break;
+        case GTCO_REF_ARENA: m->pool.args[r] = arena + ref->offset; break;
+        case GTCO_REF_WEIGHT: m->pool.args[r] = (void*)(m->weights.data + ref->offset); break;
+        case GTCO_REF_INPUT: m->patches[m->num_patches++] = (patch){r, ref->tensor}; break;
+        case GTCO_REF_OUTPUT: m->patches[m->num_patches++] = (patch){r, plan->num_inputs + ref->tensor}; break;
       }
     }
     m->patches_end[v] = m->num_patches;
@@ -284,7 +284,7 @@ static int run_part(gtco_model* m, const gtco_part* part, const void* const* inp
     if (t < plan->num_inputs && m->pointers[t] != pointer && bytes) memcpy(m->pointers[t], pointer, (size_t)bytes);
   }
   for (int p = number ? m->patches_end[number - 1] : 0; p < m->patches_end[number]; ++p)
-    m->pool.args[m->patches[p].ref] = m->pointers[m->patches[p].tensor];
+    m->pool.args[m->patches[p].ref] = (char*)m->pointers[m->patches[p].tensor] + plan->refs[m->patches[p].ref].offset;
   use_steps(m, number);
   int error = gtco_pool_run(&m->pool, seconds);
   if (error) return error;

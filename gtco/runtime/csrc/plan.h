@@ -18,8 +18,9 @@ typedef void (*gtco_kernel)(void* const* b, void* w, int64_t begin, int64_t end)
 typedef enum { GTCO_REF_INPUT, GTCO_REF_OUTPUT, GTCO_REF_ARENA, GTCO_REF_WEIGHT } gtco_ref_kind;
 
 typedef struct {
-  uint64_t kind : 3;  /* gtco_ref_kind */
-  int64_t index : 61; /* number of the input or output; byte offset in the arena or the weights */
+  uint64_t kind : 3;    /* gtco_ref_kind */
+  uint64_t tensor : 17; /* number of the input or output */
+  int64_t offset : 44;  /* in bytes, from the beginning of that tensor, of the arena or of the weights */
 } gtco_ref;
 
 typedef struct {

@@ -20,7 +20,6 @@ import gtco
 from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.cache import caching
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.sizes import parts
 from gtco.driver.sizes.parts import _costs, candidates, kept, proof_sizes
 from gtco.runtime.module import load
 from gtco.support.errors import InputError, OptionError, ShapeError
@@ -96,32 +95,6 @@ def test_inputs_in_any_memory(compiled: CompiledModel) -> None:
             got = compiled(given, out=out)
             assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
         assert np.array_equal(compiled.run({"x": x})["pooled"], want[1])
-
-
-def test_parts_of_one_size() -> None:
-    """A batch of one size runs in parts where these gain enough, and is whole otherwise."""
-    assert candidates(Range(64, 64), 2) == [4, 16, 64]
-    assert candidates(Range(30, 30), 2) == [3, 15, 30] and candidates(Range(17, 17), 2) == [1, 17]
-    assert candidates(Range(15, 15), 2) == [15] and candidates(Range(64, 64), 2, 32) == [64]
-    assert kept(Range(64, 64), {4: 4.0, 16: 16.5, 64: 70.0}) == [4]
-    assert kept(Range(64, 64), {4: 4.0, 16: 15.0, 64: 70.0}) == [16]
-    assert kept(Range(64, 64), {4: 4.0, 16: 16.5, 64: 66.0}) == [64]
-
-
-@pytest.mark.parametrize("prices", [{4: 1.0, 16: 5.0}, {4: 1.0, 16: 4.0}], ids=["parts", "whole"])
-def test_a_range_of_one_size_is_right(
-    prices: dict[int, float],
-    reference: onnxruntime.InferenceSession,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(parts, "kept", lambda sizes, _: kept(sizes, prices))
-    with compile_model(batched(), dims={"batch": "16..16"}, threads=2, verify=True) as model:
-        assert [one.sizes["batch"] for one in model.variants] == [4 if prices[16] > 4 else 16]
-        x = random(16, TOKENS, WIDTH)
-        for mine, its in zip(model(x), reference.run(None, {"x": x}), strict=True):
-            np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5)
-        with pytest.raises(InputError, match="batch"):
-            model(random(20, TOKENS, WIDTH))
 
 
 def test_the_cheapest_parts() -> None:

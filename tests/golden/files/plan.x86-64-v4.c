@@ -42,19 +42,19 @@ static const gtco_step steps[] = {
   {call_2, 11, 1u, 0},
 };
 static const gtco_ref refs[] = {
-  {GTCO_REF_INPUT, 0},
-  {GTCO_REF_WEIGHT, 0},
-  {GTCO_REF_WEIGHT, 64},
-  {GTCO_REF_WEIGHT, 128},
-  {GTCO_REF_WEIGHT, 2176},
-  {GTCO_REF_ARENA, 0},
-  {GTCO_REF_ARENA, 0},
-  {GTCO_REF_WEIGHT, 2304},
-  {GTCO_REF_WEIGHT, 3840},
-  {GTCO_REF_INPUT, 0},
-  {GTCO_REF_OUTPUT, 0},
-  {GTCO_REF_OUTPUT, 0},
-  {GTCO_REF_OUTPUT, 1},
+  {GTCO_REF_INPUT, 0, 0},
+  {GTCO_REF_WEIGHT, 0, 0},
+  {GTCO_REF_WEIGHT, 0, 64},
+  {GTCO_REF_WEIGHT, 0, 128},
+  {GTCO_REF_WEIGHT, 0, 2176},
+  {GTCO_REF_ARENA, 0, 0},
+  {GTCO_REF_ARENA, 0, 0},
+  {GTCO_REF_WEIGHT, 0, 2304},
+  {GTCO_REF_WEIGHT, 0, 3840},
+  {GTCO_REF_INPUT, 0, 0},
+  {GTCO_REF_OUTPUT, 0, 0},
+  {GTCO_REF_OUTPUT, 0, 0},
+  {GTCO_REF_OUTPUT, 1, 0},
 };
 static const char* const features[] = {"avx", "avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3", NULL};
 extern const unsigned char gtco_the_weights[];

@@ -60,10 +60,10 @@ static gtco_status lay_out(gtco_model* m, char* message) {
     m->launches.params[r] = argument;
     m->patches[r] = -1;
     switch (ref->kind) {
-      case GTCO_REF_ARENA: *argument = m->memory + (CUdeviceptr)ref->index; break;
-      case GTCO_REF_WEIGHT: *argument = m->device->weights + (CUdeviceptr)ref->index; break;
-      case GTCO_REF_INPUT: m->patches[r] = (int)ref->index; break;
-      case GTCO_REF_OUTPUT: m->patches[r] = plan->num_inputs + (int)ref->index; break;
+      case GTCO_REF_ARENA: *argument = m->memory + (CUdeviceptr)ref->offset; break;
+      case GTCO_REF_WEIGHT: *argument = m->device->weights + (CUdeviceptr)ref->offset; break;
+      case GTCO_REF_INPUT: m->patches[r] = ref->tensor; break;
+      case GTCO_REF_OUTPUT: m->patches[r] = plan->num_inputs + ref->tensor; break;
     }
     if (m->patches[r] >= 0) *argument = m->staging[m->patches[r]];
   }

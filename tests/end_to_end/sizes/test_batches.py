@@ -1,0 +1,211 @@
+"""Models of one shape that run their batch in parts, one after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from gtco import cli
+from gtco.compiler import compile_model, compile_to_file
+from gtco.driver.compilation import Compilation
+from gtco.driver.compiled import CompiledModel
+from gtco.driver.sizes import batches
+from gtco.runtime.plan import Batch, TensorSpec
+from gtco.support.errors import InputError
+from gtco.support.options import Tune
+from tests.end_to_end.sizes.test_variants import batched, random
+from tests.golden.test_plan import TOKENS, WIDTH
+
+
+@pytest.fixture
+def parted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes compiles take parts of so many samples, whatever is predicted."""
+
+    def take(part: int) -> None:
+        monkeypatch.setattr(batches, "sizes", lambda samples: [part])
+        monkeypatch.setattr(Compilation, "predicted", lambda run: 1e-6 if run.batch else 1.0)
+
+    return take
+
+
+@pytest.fixture(scope="module")
+def reference() -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(batched().SerializeToString())
+
+
+def at(batch: int, **options: Any) -> CompiledModel:
+    return compile_model(batched(), shapes={"batch": batch}, threads=2, verify=True, **options)
+
+
+@pytest.mark.parametrize(("batch", "part"), [(8, 1), (8, 4), (12, 3), (7, 3), (5, 4)])
+def test_it_is_a_library_of_one_shape(
+    batch: int, part: int, parted: Callable[[int], None], reference: onnxruntime.InferenceSession
+) -> None:
+    parted(part)
+    times = -(-batch // part)
+    with at(batch) as model, at(batch, dims={}) as again:
+        assert [str(t) for t in (*model.inputs, *model.outputs)] == [
+            f"x: float32[{batch}, {TOKENS}, {WIDTH}]",
+            f"tokens: float32[{batch}, {TOKENS}, {WIDTH}]",
+            f"pooled: float32[{batch}, {WIDTH}]",
+        ]
+        assert not model.dims and not model.report.variants
+        assert f"the batch of {batch} runs in {times} parts of {part}" in model.report.notes[-1]
+        assert {stage["times"] for stage in model.stages} == {times}
+        x = random(batch, TOKENS, WIDTH)
+        assert len(model.profile(x)) == len(model.stages) == len(model.report.stages)
+        out = tuple(np.full_like(y, np.nan) for y in model(x))
+        for given in (x, np.asfortranarray(x), x):  # and results where the caller wants them
+            model(given, out=out)
+            for mine, its in zip(out, reference.run(None, {"x": x}), strict=True):
+                np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5)
+        assert model.path.read_bytes() == again.path.read_bytes()
+        with pytest.raises(InputError, match=str(batch)):
+            model(random(batch + 1, TOKENS, WIDTH))
+
+
+def test_a_range_of_one_size_is_that_size(parted: Callable[[int], None]) -> None:
+    parted(4)
+    with compile_model(batched(), dims={"batch": "8..8"}, threads=2) as model:
+        assert model.inputs[0].shape[0] == 8 and not model.dims
+        assert "8 runs in 2 parts of 4" in model.report.notes[-1]
+
+
+def test_what_the_predictions_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts get smaller while that is faster, and less than 1.05 is no gain."""
+    assert batches.sizes(64) == [16, 4, 1] and batches.sizes(30) == [15, 3, 1]
+    assert batches.sizes(4) == [1] and batches.sizes(17) == [1] and batches.sizes(1) == []
+
+    def of(prices: dict[int, float], samples: int = 32) -> int | None:
+        monkeypatch.setattr(
+            Compilation,
+            "predicted",
+            lambda run: prices[run.batch.part if run.batch else samples],
+        )
+        with at(samples) as model:
+            said = [n for n in model.report.notes if "parts of" in n]
+        return int(said[0].split("parts of ")[1].split(":")[0]) if said else None
+
+    assert of({32: 32.0, 16: 15.0, 4: 3.6, 1: 0.8}) == 1
+    assert of({32: 32.0, 16: 15.0, 4: 3.6, 1: 1.0}) == 4
+    assert of({32: 32.0, 16: 15.0, 4: 4.0, 1: 0.5}) == 16
+    assert of({32: 32.0, 16: 15.5, 4: 4.0}) is None
+    assert of({32: 32.0, 16: 16.0}) is None
+
+
+def test_models_that_stay_whole(parted: Callable[[int], None]) -> None:
+    """Samples that meet, parts that would begin off 64 bytes, and integers of a quantized model."""
+    parted(1)
+
+    class Mixes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - x.mean(0, keepdim=True)
+
+    class Narrow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x[:, :3])
+
+    for module in (Mixes(), Narrow()):
+        x = torch.randn(8, 16)
+        with compile_model(module, x, threads=2, verify=True) as model:
+            assert not [n for n in model.report.notes if "parts" in n]
+            torch.testing.assert_close(model(x), module(x))
+    graph = helper.make_graph(
+        [
+            helper.make_node("DequantizeLinear", ["x", "s"], ["y"]),
+            helper.make_node("Relu", ["y"], ["z"]),
+        ],
+        "quantized",
+        [helper.make_tensor_value_info("x", TensorProto.INT8, (8, 64))],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, (8, 64))],
+        [helper.make_tensor("s", TensorProto.FLOAT, (), [0.1])],
+    )
+    file = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    with compile_model(file, threads=2, verify=True) as model:
+        assert not [n for n in model.report.notes if "parts" in n]
+
+
+class Several(torch.nn.Module):
+    """Two batched inputs and one without samples; a result that is the same for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = torch.nn.Parameter(torch.randn(1, 1, 16))
+        self.inner = torch.nn.Linear(16, 16)
+
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.cat([self.token.expand(x.shape[0], -1, -1), x * y], 1)
+        scores = torch.softmax(both @ both.transpose(1, 2) + bias, -1)
+        return self.inner(scores @ both), torch.exp(bias)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_inputs_and_results_of_both_kinds(precision: str, parted: Callable[[int], None]) -> None:
+    parted(2)
+    module = Several().eval()
+    inputs = torch.randn(6, 7, 16), torch.randn(6, 7, 16), torch.randn(8, 8)
+    options: dict[str, Any] = {"precision": precision, "verify_layers": True}
+    with compile_model(module, inputs, threads=2, verify=True, **options) as model:
+        assert "in 3 parts of 2" in model.report.notes[-1] or any(
+            "in 3 parts of 2" in note for note in model.report.notes
+        )
+        bound = 1e-5 if precision == "fp32" else 3e-2
+        for mine, its in zip(model(*inputs), module(*inputs), strict=True):
+            torch.testing.assert_close(mine, its, rtol=bound, atol=bound)
+
+
+def test_it_is_tuned_and_dumped(parted: Callable[[int], None], tmp_path: Path) -> None:
+    parted(2)
+    effort = Tune(seconds=2.0, trials=4)
+    compile_to_file(
+        batched(),
+        tmp_path / "m.so",
+        shapes={"batch": 6},
+        threads=2,
+        tune=effort,
+        dump=tmp_path / "dump",
+        verify=True,
+        records=tmp_path / "records",
+    )
+    assert (tmp_path / "dump/part=2/5-stages.txt").exists()
+    assert (tmp_path / "dump/5-stages.txt").exists()
+
+
+def test_inspect_counts_all_parts(
+    parted: Callable[[int], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parted(2)
+    onnx.save(batched(), tmp_path / "m.onnx")
+    argv = f"compile {tmp_path}/m.onnx -o {tmp_path}/m.so --shape batch=6 --tune off --threads 2"
+    assert cli.main(argv.split()) == 0
+    assert "the batch of 6 runs in 3 parts of 2" in "".join(capsys.readouterr())
+    assert cli.main(["inspect", f"{tmp_path}/m.so", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["metadata"]["parts"] == [0, 2, 4]
+    assert sum(s["flops"] for s in seen["stages"]) >= 2 * 2 * 6 * TOKENS * WIDTH * 24
+    assert cli.main(["inspect", f"{tmp_path}/m.so"]) == 0
+    assert "in 3 parts of 2" in capsys.readouterr().out
+
+
+def test_where_parts_begin() -> None:
+    batch = Batch(7, 3, {"x": 0, "m": None, "y": 1})
+    assert batch.firsts == [0, 3, 4]
+    part = (
+        TensorSpec("x", "float32", (6, 16)),
+        TensorSpec("m", "int64", (5,)),
+        TensorSpec("y", "uint8", (1, 3, 8)),
+    )
+    whole = batch.whole(part)
+    assert [spec.shape for spec in whole] == [(14, 16), (5,), (1, 7, 8)]
+    assert batch.aligned(whole[:2]) and not batch.aligned(whole)
