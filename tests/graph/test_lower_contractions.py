@@ -144,3 +144,56 @@ def test_convolutions(kind: str, x: tuple, w: tuple, attrs: dict) -> None:
     for op in convolutions:
         if op.kind == "conv_transpose2d":
             assert all(n % s == 0 for n, s in zip(op.type.shape[1:3], op["strides"], strict=True))
+
+
+# A filter with an extent of 1 along some axes, or whose planes do not overlap, is one convolution
+# of two axes. w, attributes:
+FLAT = [
+    ((6, 4, 3, 1, 1), dict(pads=[1, 0, 0, 1, 0, 0])),
+    ((6, 4, 3, 1, 1), dict(strides=[2, 1, 1], dilations=[2, 1, 1])),
+    ((6, 2, 1, 1, 3), dict(group=2, pads=[0, 0, 1, 0, 0, 1])),
+    ((6, 4, 1, 1, 1), dict(strides=[1, 2, 1])),
+    ((6, 4, 1, 3, 1), dict()),
+    ((6, 4, 1, 3, 3), dict(pads=[0, 1, 1, 0, 1, 1], strides=[2, 1, 1])),
+    ((6, 4, 3, 2, 1), dict(pads=[1, 0, 0, 1, 1, 0], strides=[2, 1, 3])),
+    ((4, 1, 3, 1, 2), dict(group=4, pads=[0, 1, 0, 0, 0, 1])),
+    ((6, 4, 2, 3, 3), dict(strides=[2, 1, 2])),
+]
+
+
+@pytest.mark.parametrize(("w", "attrs"), FLAT)
+def test_volumes_are_one_convolution_of_two_axes(w: tuple, attrs: dict) -> None:
+    convolved(w, (2, w[1] * attrs.get("group", 1), 7, 6, 5), attrs)
+
+
+def convolved(w: tuple, x: tuple, attrs: dict, count: int | None = 1) -> None:
+    """The values of a 3-D convolution agree; it is ``count`` convolutions of two axes."""
+    values = draw({"x": x, "w": w, "b": (w[0],)})
+    feeds = {"x": values.pop("x")}
+    graph, want = graph_of(helper.make_node("Conv", ["x", "w", "b"], ["y"], **attrs), feeds, values)
+    last = channels_last(graph)
+    agree(graph, feeds, want)
+    agree(last, feeds, want)
+    kinds = last.histogram()
+    assert "relax" not in kinds
+    assert count is None or kinds["conv2d"] + kinds.get("matmul", 0) == count
+
+
+def test_drawn_volumes() -> None:
+    """Any extents, strides, dilations, paddings and groups."""
+    print(f"seed {(seed := fresh_seed())}")
+    rng = np.random.default_rng(seed)
+    for _ in range(25):
+        extents, strides = (tuple(map(int, rng.integers(1, 4, 3))) for _ in range(2))
+        dilations = tuple(map(int, rng.integers(1, 3, 3)))
+        pads = [int(n) for n in rng.integers(0, 2, 6)]
+        group, inputs, outputs = (int(rng.integers(1, 4)) for _ in range(3))
+        sizes = [
+            (k - 1) * d + int(rng.integers(1, 5)) for k, d in zip(extents, dilations, strict=True)
+        ]
+        convolved(
+            (outputs * group, inputs, *extents),
+            (int(rng.integers(1, 3)), inputs * group, *sizes),
+            dict(strides=strides, dilations=dilations, pads=pads, group=group),
+            1 if 1 in extents else None,
+        )

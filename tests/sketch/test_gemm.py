@@ -422,3 +422,35 @@ def merging_stage(channels: int) -> Stage:
 def test_statistics_of_a_concatenation(name: str, channels: int) -> None:
     """Vectors of a row cross the borders of the parts, so each lane may read a different part."""
     check(merging_stage(channels), name)
+
+
+def test_stores_to_a_line_for_each_element_are_priced() -> None:
+    """Drawn permutations of a product: the price has stores for each element if neither rows nor
+    columns of the product are near each other in the output.
+    """
+    print(f"seed {(seed := fresh_seed())}")
+    rng, machine, seen = random.Random(seed), runnable("x86-64-v3"), set()
+    for axes in [
+        (2, 1, 0),
+        (0, 2, 1),
+        (1, 0, 2),
+        *(tuple(rng.sample(range(3), 3)) for _ in "12345678"),
+    ]:
+        b, m, n = (rng.choice((2, 5, 16, 40)) for _ in range(3)) if seen else (40, 5, 16)
+        shape = tuple((b, m, n)[a] for a in axes)
+        stage = make_stage(
+            [
+                op("matmul", ("x", "w"), "c", (b, m, n)),
+                op("permute", ("c",), "d", shape, axes=axes),
+            ],
+            {"x": T((b, m, 8)), "w": T((b, 8, n))},
+            ["w"],
+        )
+        places = np.arange(b * m * n).reshape(shape).transpose(np.argsort(axes))
+        apart = min(np.abs(np.diff(places, axis=a)).max() for a in (1, 2))
+        sketch = gemm.match(stage, machine)
+        assert sketch is not None
+        priced = sum(e.count * e.units for e in sketch.behind if e.kernel == "store")
+        assert priced == (gemm.SCATTERED * b * m * n if apart >= 16 else 0)
+        seen.add(priced > 0)
+    assert seen == {True, False}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax
@@ -63,11 +65,15 @@ def _with_height(lowering: Lowering, call: relax.Call) -> tuple[str, str]:
 
 
 def _conv3d(lowering: Lowering, call: relax.Call) -> Any:
-    """A sum of convolutions of two axes, one for each of the filter's planes.
+    """A convolution of two axes, if the filter has an extent of 1 along the third, or if its planes
+    along the depth do not overlap; otherwise a sum of such convolutions.
 
     ::
 
         before: y = conv3d(x, w)                     # w [o, i, kd, kh, kw]
+        after:  y = conv2d(x[n, c, d, h * w], w)     # kh = kw = 1; d and h likewise
+        after:  y = conv2d(x[n * w, c, d, h], w)     # kw = 1; d and h likewise
+        after:  y = conv2d(x[n * d, c * kd, h, w], w)           # a stride of kd, one group
         after:  y = sum over t of conv2d(x[planes d * stride + t * dilation as images], w[:, :, t])
     """
     a = call.attrs
@@ -77,44 +83,132 @@ def _conv3d(lowering: Lowering, call: relax.Call) -> Any:
         return None
     x, weight = lowering.value(call.args[0]), lowering.value(call.args[1])
     made = result_type(call)
-    (step, *strides), (spread, *dilation) = integers(a.strides), integers(a.dilation)
-    front, top, left, back, bottom, right = integers(a.padding)
-    if front or back:
-        before, after = (0, 0, front, 0, 0), (0, 0, back, 0, 0)
-        x = lowering.emit("pad", (x,), before=before, after=after, value=0.0)
-    n, c, _, h, w = (int(d) for d in lowering.type(x).shape)
-    o, i, planes, kh, kw = (int(d) for d in lowering.type(weight).shape)
-    depth = int(made.shape[2])
-    total: str | None = None
-    for t in range(planes):
-        images = lowering.emit(
-            "slice",
-            (x,),
-            TensorType((n, c, depth, h, w), made.dtype),
-            begin=(0, 0, t * spread, 0, 0),
-            strides=(1, 1, step, 1, 1),
+    pads = integers(a.padding)
+    axes = tuple(zip(integers(a.strides), pads[:3], pads[3:], integers(a.dilation), strict=True))
+    volume = _Volume(lowering, x, weight, made, integer(a.groups), axes)
+    # Along these the filter mixes nothing, so they may be images of a batch.
+    apart = [axis for axis in range(3) if int(lowering.type(weight).shape[2 + axis]) == 1]
+    if len(apart) > 1 and 1 in apart:
+        return volume.joined(1 if 2 in apart else 0)
+    if apart:
+        return volume.as_images(apart[0])
+    return volume.by_planes()
+
+
+@dataclass(frozen=True)
+class _Volume:
+    """A 3-D convolution of ``x`` [n, c, d, h, w] by ``weight`` [o, i, kd, kh, kw].
+
+    ``axes``: stride, padding in front and behind, and dilation along d, h and w.
+    """
+
+    lowering: Lowering
+    x: str
+    weight: str
+    made: TensorType
+    groups: int
+    axes: tuple[tuple[int, int, int, int], ...]
+
+    def joined(self, first: int) -> str:
+        """Axes ``first`` and ``first + 1``, along which the filter has an extent of 1, as one."""
+        x = self._strided(self._strided(self.x, first), first + 1)
+        kept = 2 if first == 0 else 0
+        shapes = [self.lowering.type(t).shape for t in (x, self.weight)]
+        data, weight = (
+            self.lowering.reshape(t, _joint(shape, 2 + first))
+            for t, shape in zip((x, self.weight), shapes, strict=True)
         )
-        images = lowering.reshape(lowering.permute(images, (0, 2, 1, 3, 4)), (n * depth, c, h, w))
-        plane = lowering.emit(
-            "slice",
-            (weight,),
-            TensorType((o, i, 1, kh, kw), made.dtype),
-            begin=(0, 0, t, 0, 0),
-            strides=(1,) * 5,
+        one = (1, 0, 0, 1)
+        axes = (one, self.axes[kept]) if first == 0 else (self.axes[kept], one)
+        return self.lowering.reshape(self._flat(data, weight, axes), self.made.shape)
+
+    def as_images(self, apart: int) -> str:
+        """The images along axis ``apart``, where the filter has an extent of 1, as a batch."""
+        x = self._strided(self.x, apart)
+        others = [axis for axis in range(3) if axis != apart]
+        n, c, *sizes = self.lowering.type(x).shape
+        images = self.lowering.permute(x, (0, 2 + apart, 1, *(2 + axis for axis in others)))
+        images = self.lowering.reshape(
+            images, (int(n) * int(sizes[apart]), c, *(sizes[axis] for axis in others))
         )
-        y = lowering.emit(
+        o, i, *extents = self.lowering.type(self.weight).shape
+        weight = self.lowering.reshape(self.weight, (o, i, *(extents[axis] for axis in others)))
+        y = self._flat(images, weight, tuple(self.axes[axis] for axis in others))
+        split = self.lowering.reshape(y, (n, sizes[apart], *self.lowering.type(y).shape[1:]))
+        places = {apart: 1, others[0]: 3, others[1]: 4}
+        return self.lowering.permute(split, (0, 2, *(places[axis] for axis in range(3))))
+
+    def by_planes(self) -> str:
+        """Planes of the filter as channels if no two of them read the same plane of ``x``;
+        otherwise a convolution for each.
+        """
+        low = self.lowering
+        (step, front, back, spread), *rest = self.axes
+        x = self._padded(self.x, 0) if front or back else self.x
+        n, c, _, h, w = (int(d) for d in low.type(x).shape)
+        o, i, planes, kh, kw = (int(d) for d in low.type(self.weight).shape)
+        depth = int(self.made.shape[2])
+        if step == planes and spread == 1 and self.groups == 1:
+            x = self._cut(x, (n, c, depth * planes, h, w), (0,) * 5, (1,) * 5)
+            x = low.reshape(x, (n, c, depth, planes, h, w))
+            x = low.reshape(low.permute(x, (0, 2, 1, 3, 4, 5)), (n * depth, c * planes, h, w))
+            total = self._flat(x, low.reshape(self.weight, (o, i * planes, kh, kw)), rest)
+        else:
+            total = ""
+            for t in range(planes):
+                places = (0, 0, t * spread, 0, 0)
+                images = self._cut(x, (n, c, depth, h, w), places, (1, 1, step, 1, 1))
+                images = low.permute(images, (0, 2, 1, 3, 4))
+                plane = self._cut(self.weight, (o, i, 1, kh, kw), (0, 0, t, 0, 0), (1,) * 5)
+                y = self._flat(
+                    low.reshape(images, (n * depth, c, h, w)),
+                    low.reshape(plane, (o, i, kh, kw)),
+                    rest,
+                )
+                total = low.emit("add", (total, y)) if total else y
+        split = low.reshape(total, (n, depth, o, *self.made.shape[3:]))
+        return low.permute(split, (0, 2, 1, 3, 4))
+
+    def _flat(self, x: str, weight: str, axes: Sequence[tuple[int, int, int, int]]) -> str:
+        (rows, top, bottom, down), (columns, left, right, across) = axes
+        return self.lowering.emit(
             "conv2d",
-            (images, lowering.reshape(plane, (o, i, kh, kw))),
-            strides=tuple(strides),
+            (x, weight),
+            strides=(rows, columns),
             padding=(top, left, bottom, right),
-            dilation=tuple(dilation),
-            groups=integer(a.groups),
+            dilation=(down, across),
+            groups=self.groups,
             layout="NCHW",
         )
-        total = y if total is None else lowering.emit("add", (total, y))
-    assert total is not None
-    split = lowering.reshape(total, (n, depth, o, *made.shape[3:]))
-    return lowering.permute(split, (0, 2, 1, 3, 4))
+
+    def _strided(self, x: str, axis: int) -> str:
+        """What a filter of extent 1 reads along an axis."""
+        step, front, back, _ = self.axes[axis]
+        if front or back:
+            x = self._padded(x, axis)
+        shape = list(self.lowering.type(x).shape)
+        shape[2 + axis] = self.made.shape[2 + axis]
+        steps = tuple(step if place == 2 + axis else 1 for place in range(5))
+        return self._cut(x, tuple(shape), (0,) * 5, steps)
+
+    def _padded(self, x: str, axis: int) -> str:
+        before, after = [0] * 5, [0] * 5
+        _, before[2 + axis], after[2 + axis], _ = self.axes[axis]
+        return self.lowering.emit("pad", (x,), before=tuple(before), after=tuple(after), value=0.0)
+
+    def _cut(
+        self, x: str, shape: tuple[Any, ...], begin: tuple[int, ...], strides: tuple[int, ...]
+    ) -> str:
+        known = self.lowering.type(x)
+        if known.shape == shape:
+            return x
+        made = TensorType(shape, known.dtype)
+        return self.lowering.emit("slice", (x,), made, begin=begin, strides=strides)
+
+
+def _joint(shape: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
+    """The shape with ``axis`` and the next one as one."""
+    return (*shape[:axis], int(shape[axis]) * int(shape[axis + 1]), *shape[axis + 2 :])
 
 
 def _conv_transpose2d(lowering: Lowering, call: relax.Call) -> Any:

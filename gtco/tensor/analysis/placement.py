@@ -51,12 +51,41 @@ def stores_columns(view: Contraction, tail: Epilogue) -> bool:
     """True if rows of C, not columns, lie side by side in the output (a transposed store)."""
     scope = Scope(wide=tail.stage.wide)
     b, m, n = scope.variables((view.batch, view.m, view.n))
+    return view.n > 1 and _apart(scope, view, tail, (b, m, n), (b, m + 1, n)) == 1
+
+
+def scatters(view: Contraction, tail: Epilogue, line: int) -> bool:
+    """True if neighbours of C, along rows and along columns, lie ``line`` elements or more apart in
+    the output, so that every element goes to a cache line of its own. Two places decide.
+    """
+    if view.m < 2 or view.n < 2 or not any(op.kind == "permute" for op in tail.operators):
+        return False
+    scope = Scope(wide=tail.stage.wide)
+    for m, n in ((0, 0), (view.m // 2 - 1, view.n // 2 - 1)):
+        b, row, column = (scope.index(i) for i in (0, m, n))
+        for there in ((b, row + 1, column), (b, row, column + 1)):
+            apart = _apart(scope, view, tail, (b, row, column), there)
+            if apart is None or abs(apart) < line:
+                return False
+    return True
+
+
+def _apart(
+    scope: Scope,
+    view: Contraction,
+    tail: Epilogue,
+    here: tuple[Expr, Expr, Expr],
+    there: tuple[Expr, Expr, Expr],
+) -> int | None:
+    """How far two elements (batch, row, column) of C lie apart in the output; None where this is
+    not a constant.
+    """
     shape = shape_of(tail.stage, tail.stage.output.output)
-
-    def flat(row: Expr) -> Expr:
-        return scope.index(flatten(tail.forward(view.c_index(b, row, n)), shape))
-
-    return view.n > 1 and scope.index(flat(m + 1) - flat(m)) == 1
+    first, second = (
+        scope.index(flatten(tail.forward(view.c_index(*at)), shape)) for at in (here, there)
+    )
+    distance = scope.index(second - first)
+    return distance if isinstance(distance, int) else None
 
 
 def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:

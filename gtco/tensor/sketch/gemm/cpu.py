@@ -43,6 +43,7 @@ from gtco.tensor.analysis.contraction import (
 from gtco.tensor.analysis.placement import (
     along_memory,
     run_breaks,
+    scatters,
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import WEIGHTS, MicroKernel, kinds, micro_kernels, packable
@@ -51,6 +52,7 @@ from gtco.tensor.loops import Line
 from gtco.tensor.nest.lines import nest_lines
 from gtco.tensor.nest.nest import Nest
 from gtco.tensor.nest.shape import task_shape
+from gtco.tensor.nest.tile_store import LINE
 from gtco.tensor.nest.traffic import layers
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import norm_prologue
@@ -71,6 +73,10 @@ SUMS = {  # the product's dtype in the graph, by the operand of its rows
     **dict.fromkeys(("float32", "bfloat16", "float16", WEIGHTS, INT4), "float32"),
     "int8": "int32",
 }
+# What storing one element to a cache line of its own takes, in vectors that are stored.
+# Convolutions of 16 channels that become the outermost axis took some 90 (2 cores of a Zen 5):
+# their lines, powers of two apart, share few sets of the cache. Other distances take less.
+SCATTERED = 16.0
 STORED = ("float32", "bfloat16", "float16", "uint8", "int8", "int32")  # dtypes of the output
 # Vector instructions that widen a vector of weights into scratch, multiply it by the scales of its
 # block, and subtract the zero points before. Eight vectors of int4 read theirs once.
@@ -286,7 +292,12 @@ class Gemm(GemmFacts):
         """The work of the epilogue, which is the same for every config."""
         each = epilogue_vectors(self.tail, self.target.lanes)
         stored = self.view.batch * self.view.m * self.view.n / self.target.lanes
-        return Extra("vector", stored, each.vector), Extra("exp", stored, each.exp)
+        scattered = SCATTERED if scatters(self.view, self.tail, LINE) else 0.0
+        return (
+            Extra("vector", stored, each.vector),
+            Extra("exp", stored, each.exp),
+            Extra("store", stored * self.target.lanes, scattered),
+        )
 
     @property
     def signature(self) -> tuple[object, ...]:
