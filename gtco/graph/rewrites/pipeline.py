@@ -17,6 +17,7 @@ from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.rewrites.layer_norm import layer_norm
 from gtco.graph.rewrites.merge_projections import merge_projections
 from gtco.graph.rewrites.name_outputs import name_outputs
+from gtco.graph.rewrites.parallel_convolutions import parallel_convolutions
 from gtco.graph.rewrites.pointwise_before_upsampling import pointwise_before_upsampling
 from gtco.graph.rewrites.quantized.exact_products import exact_products
 from gtco.graph.rewrites.roll import roll
@@ -54,6 +55,12 @@ PIPELINE: tuple[Rewrite, ...] = (
     activations,
     exponential_activations,
     softmax,
+    conv_scale,
+    simplify_arithmetic,
+    fold_constants,
+    # Branches whose normalisations are weights by now; one may stand behind their sum.
+    parallel_convolutions,
+    simplify_arithmetic,
     conv_scale,
     simplify_arithmetic,
     fold_constants,
