@@ -13,6 +13,7 @@ import pytest
 from gtco.graph.graph import Graph
 from gtco.graph.layout import channels_last
 from gtco.graph.rewrites import canonicalize
+from gtco.support.later import Later
 from gtco.tensor.stage import TensorType
 from tests.graphs import RNG, build, number, same, weights
 from tests.kernels import fresh_seed
@@ -455,6 +456,17 @@ def test_other_branches_stay(branch: Any) -> None:
 
     graph = build(body, (1, 6, 7, 8))
     same(graph, {kind: n for kind, n in graph.histogram().items() if kind != "identity"})
+
+
+def test_a_branch_whose_weights_are_stored_narrower_stays() -> None:
+    def body(g: Graph, x: str) -> str:
+        wide = sized(g, x, 6, (3, 3), padding=(1, 1, 1, 1))
+        weight = g.operators[wide].inputs[1]
+        array = g.constants[weight]
+        g.constants[weight] = Later(array.shape, array.dtype, lambda: array)
+        return g.add("add", (wide, sized(g, x, 6, (1, 1))))
+
+    same(build(body, (1, 6, 7, 8)), {"conv2d": 2, "add": 1})
 
 
 def test_a_branch_that_is_read_elsewhere_stays() -> None:

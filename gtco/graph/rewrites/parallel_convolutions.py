@@ -68,13 +68,16 @@ def _terms(graph: Graph, op: Operator, root: Operator) -> list[str]:
 
 
 def _convolution(graph: Graph, root: Operator, term: str) -> Operator | None:
-    """The convolution by constants that makes a term, if nothing else reads it."""
+    """The convolution by constants that makes a term, if nothing else reads it. Weights that a file
+    keeps in fewer bits stay as they are: their sum would need more.
+    """
     conv = made_by(graph, term, "conv2d")
     if conv is None or conv.type != root.type or graph.only_user(term) is None:
         return None
     weight = conv.inputs[1]
-    known = graph.is_constant(weight) and graph.types[weight].dtype == root.type.dtype
-    return conv if known else None
+    if not graph.is_constant(weight) or graph.constants.is_later(weight):
+        return None
+    return conv if graph.types[weight].dtype == root.type.dtype else None
 
 
 def _place(graph: Graph, wide: Operator, narrow: Operator) -> tuple[slice, slice] | None:
