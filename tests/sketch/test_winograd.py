@@ -24,6 +24,7 @@ from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.winograd import cpu as winograd
 from gtco.tensor.space import Program, configs
 from gtco.tensor.stage import Stage, TensorType, make_stage
+from gtco.tensor.workload import Workload
 from tests.kernels import build, build_each, fresh_seed, reference, runnable, targets
 from tests.sketch.test_bfloat16 import WINDOWS, conv, few, inputs, machines
 from tests.sketch.test_contractions import check, grouped, op
@@ -56,8 +57,76 @@ def test_against_float64(given: tuple, size: int, name: str) -> None:
     check(case(*given), name, 1, winograd.match, ("m", size))
 
 
+def by_bytes(stage: Stage) -> Stage:
+    """The stage with weights of int8, which its product's epilogue would scale."""
+    (w,) = (op.inputs[1] for op in stage.operators if op.kind == "conv2d")
+    types = {**stage.types, w: T(stage.types[w].shape, "int8")}
+    return make_stage(stage.operators, types, stage.constants)
+
+
+def drawn(stage: Stage, rng: np.random.Generator) -> list[np.ndarray]:
+    return [
+        rng.integers(-128, 128, tuple(i.type.shape)).astype(np.int8)
+        if i.type.dtype == "int8"
+        else rng.standard_normal(tuple(i.type.shape), dtype=np.float32)
+        for i in stage.inputs
+    ]
+
+
 @pytest.mark.parametrize("name", targets())
-def test_many_tasks_and_passes(name: str) -> None:
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("given", CASES)
+def test_weights_of_8_bits_against_float64(given: tuple, size: int, name: str) -> None:
+    """As exact as float32 weights, in a quarter of a plain float32 weight's bytes."""
+    machine, stage = runnable(name), by_bytes(case(*given))
+    sketch = winograd.match(stage, machine)
+    assert sketch is not None
+    rng = np.random.default_rng(fresh_seed())
+    arrays = drawn(stage, rng)
+    want = reference(stage, arrays)
+    found = [c for c in configs(sketch) if c["m"] == size]
+    (packing,) = sketch.layouts(found[0]).values()
+    columns = sketch.row(found[0]).columns
+    assert np.prod(packing.packed_shape) == -(-given[1] // columns) * columns * given[0] * 9
+    for config, kernel in build_each(sketch, [found[0], found[-1]], machine):
+        error = np.abs(kernel(*arrays) - want).max() / np.abs(want).max()
+        assert error < 2e-6 * (9 * given[0]) ** 0.5, config.to_json()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_weights_of_8_bits_are_priced_by_the_bytes_that_are_stored(size: int) -> None:
+    """9 bytes are read for the float32 numbers of all positions; what widens them costs more."""
+    machine, stage = target("x86-64-v4"), plain(64, 64, 16, 16)
+    wide, narrow = (winograd.match(s, machine) for s in (stage, by_bytes(stage)))
+    assert wide is not None and narrow is not None
+    config = next(c for c in configs(wide) if c["m"] == size and c in [*configs(narrow)])
+    one, other = wide.workload(config), narrow.workload(config)
+
+    def weights(work: Workload) -> float:
+        return sum(s.nbytes for s in work.layers[1].loads) * work.layers[1].iterations
+
+    assert weights(other) * 4 * TRANSFORMS[size].positions == pytest.approx(9 * weights(one))
+    assert sum(e.count * e.units for e in other.extra) > sum(e.count * e.units for e in one.extra)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_transformed_weights_of_8_bits_are_rounded_once(size: int) -> None:
+    """Sums of 8 bits by powers of the points are exact in float32; then there is one product, by a
+    constant that is rounded too.
+    """
+    made = TRANSFORMS[size]
+    w = np.random.default_rng(size).integers(-128, 128, (100, 3, 3))
+    powers = np.array([[float(x) for x in row] for row in made.powers])
+    sums = powers @ w @ powers.T
+    assert np.array_equal(sums, sums.astype(np.float32))
+    inverse = np.array([1 / float(x) for x in made.divisors])
+    exact = np.array(made.weight_matrix) @ w @ np.array(made.weight_matrix).T
+    np.testing.assert_allclose(sums * np.outer(inverse, inverse), exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("narrow", [False, True])
+def test_many_tasks_and_passes(name: str, narrow: bool) -> None:
     """Several chunks of tiles and of columns, each with several passes, which use the scratch
     again.
     """
@@ -65,11 +134,11 @@ def test_many_tasks_and_passes(name: str) -> None:
     small = replace(machine.memory[1], capacity=8 << 10)
     machine = replace(machine, memory=(machine.memory[0], small, *machine.memory[2:]))
     stage = case(24, 70, (13, 18))
+    stage = by_bytes(stage) if narrow else stage
     sketch = winograd.match(stage, machine)
     assert sketch is not None
     seed = Random(name).randrange(1 << 30)
-    rng = np.random.default_rng(seed)
-    arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    arrays = drawn(stage, np.random.default_rng(seed))
     want = reference(stage, arrays)
     for size in SIZES:
         config = max(

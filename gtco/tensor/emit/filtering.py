@@ -64,11 +64,8 @@ class Transform:
         """G [width, taps]: powers of the points, divided by the values of the polynomials of B^T
         there.
         """
-        rows = [
-            tuple(p**k / prod(p - q for q in self.points if q != p) for k in range(self.taps))
-            for p in self.points
-        ]
-        return (*rows, (*[Fraction(0)] * (self.taps - 1), Fraction(1)))
+        rows = zip(self.powers, self.divisors, strict=True)
+        return tuple(tuple(power / divisor for power in row) for row, divisor in rows)
 
     @cached_property
     def outputs(self) -> Matrix:
@@ -76,6 +73,20 @@ class Transform:
         last = self.size - 1
         return tuple(
             (*(p**i for p in self.points), Fraction(int(i == last))) for i in range(self.size)
+        )
+
+    @cached_property
+    def powers(self) -> Matrix:
+        """The rows of G without the divisors: powers of the points, which float32 holds exactly."""
+        rows = [tuple(p**k for k in range(self.taps)) for p in self.points]
+        return (*rows, (*[Fraction(0)] * (self.taps - 1), Fraction(1)))
+
+    @cached_property
+    def divisors(self) -> tuple[Fraction, ...]:
+        """What the rows of G are divided by."""
+        return (
+            *(prod((p - q for q in self.points if q != p), start=Fraction(1)) for p in self.points),
+            Fraction(1),
         )
 
     @property
@@ -95,19 +106,32 @@ class Transform:
     # as code --------------------------------------------------------------------------------------
     def transformed(self, em: Emitter, x: Sequence[Sequence[Expr]]) -> list[list[Expr]]:
         """B^T x B of a tile of inputs, [row][column]."""
-        columns = [self._transformed(em, column) for column in zip(*x, strict=True)]
-        return [self._transformed(em, row) for row in zip(*columns, strict=True)]
+        columns = [self._transformed(em, self.inputs, column) for column in zip(*x, strict=True)]
+        return [self._transformed(em, self.inputs, row) for row in zip(*columns, strict=True)]
+
+    def filtered(self, em: Emitter, w: Sequence[Sequence[Expr]]) -> list[list[Expr]]:
+        """G w G^T of the taps of a window, [row][column]. The divisors come last: sums of integers
+        of 8 bits by powers of the points are exact in float32.
+        """
+        columns = [self._transformed(em, self.powers, column) for column in zip(*w, strict=True)]
+        rows = [self._transformed(em, self.powers, row) for row in zip(*columns, strict=True)]
+        return [
+            [
+                value * constant(value, float(1 / (a * b))) if a * b != 1 else value
+                for value, b in zip(row, self.divisors, strict=True)
+            ]
+            for row, a in zip(rows, self.divisors, strict=True)
+        ]
 
     def gathered(self, em: Emitter, m: Sequence[Sequence[Expr]]) -> list[list[Expr]]:
         """A^T m A of a tile of products, [row][column]."""
         columns = [self._gathered(em, column) for column in zip(*m, strict=True)]
         return [self._gathered(em, row) for row in zip(*columns, strict=True)]
 
-    def _transformed(self, em: Emitter, x: Sequence[Expr]) -> list[Expr]:
-        """B^T x. The two rows of a pair of points differ in the sign of every second
-        coefficient.
+    def _transformed(self, em: Emitter, rows: Matrix, x: Sequence[Expr]) -> list[Expr]:
+        """B^T x, or the powers of the points by x. The two rows of a pair of points differ in the
+        sign of every second coefficient.
         """
-        rows = self.inputs
         made = [_sum(em, rows[0], x)]
         for i in range(1, self.width - 1, 2):
             one, other = rows[i], rows[i + 1]

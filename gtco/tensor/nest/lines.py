@@ -107,9 +107,9 @@ class _Lines:
         ahead = _AHEAD[nest.prefetch]
         self.loop("panel", self.shape.task_panels, row.columns, STEPS, f"panels of columns{ahead}")
         if nest.b.how == "widened":
-            self.says(
-                f"convert B[{nest.kc}, {row.columns}] {nest.b.dtype} -> scratch, {row.kind.b.dtype}"
-            )
+            done = f"transform {nest.taps} taps to {nest.positions} of" if nest.taps else "convert"
+            part = f"B[{nest.kc}, {row.columns}] {nest.b.dtype}"
+            self.says(f"{done} {part} -> scratch, {row.kind.b.dtype}")
         if nest.order == "k":
             self.kblocks()
         self.loop("position", nest.positions, 1, STEPS, "products of other A and B")

@@ -72,7 +72,9 @@ class Nest:
       line, and a task has up to the second number of lines;
     - ``transform``: numbers of positions and of outputs, such as Winograd's. A task computes one
       product for each position and panel, each of other A and B, and for every column of A it reads
-      as many inputs as there are outputs. An element of C at all positions becomes these outputs.
+      as many inputs as there are outputs. An element of C at all positions becomes these outputs;
+    - ``taps``: with positions, so many numbers are stored for an element of B that is "widened", of
+      which B at all positions is made; 0 otherwise.
 
     Raises ValueError if such loops are not possible.
     """
@@ -89,6 +91,7 @@ class Nest:
     prefetch: str = "none"
     lines: tuple[int, int] = (1, 1)
     transform: tuple[int, int] = (1, 1)
+    taps: int = 0
 
     def __post_init__(self) -> None:
         if fault := self.fault():
@@ -121,6 +124,8 @@ class Nest:
             return "a task and each of its passes must have whole lines"
         if self.positions > 1 and self.kblocks > 1:
             return "the sums of several positions need one block of k"
+        if (self.positions > 1 and self.b.how == "widened") != (self.taps > 0):
+            return f"B is {self.b.how}, and {self.taps} of it make {self.positions} positions"
         if (self.positions > 1 or self.a.how == "windows") and not self.constant_b:
             return "windows and positions need a constant B"
         if (self.a.how == "windows") != (self.a.windows is not None):
@@ -229,7 +234,12 @@ class Nest:
             yield Piece("panels", (shape.task_panels, depth, columns), dtype)
         if self.b.how == "widened":
             whole = NIBBLES.step if self.b.dtype == INT4 else 1  # steps that are widened at once
-            yield Piece("panel", (ceil(self.kc / whole) * whole, columns), kind.b.dtype)
+            steps = ceil(self.kc / whole) * whole
+            if self.taps:  # positions are stored at once
+                apart = odd_lines(steps * columns, kind.b.dtype)
+                yield Piece("panel", (self.positions, apart), kind.b.dtype)
+            else:
+                yield Piece("panel", (steps, columns), kind.b.dtype)
         if self.positions > 1:
             yield Piece("sums", (self.positions, odd_lines(rows * columns, sums)), sums)
             return

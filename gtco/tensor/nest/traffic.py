@@ -54,19 +54,22 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     b_set = 2 * b_panel + room * a_tile + c_tile
     if positions > 1:  # B streams by: few blocks of rows use a panel before the next one
         a_set, b_set = a_block + c_block, b_panel + a_tile
+        if nest.taps:  # all positions of a panel lie in scratch
+            b_set = positions * b_panel + a_tile
     partial = Stream(2 * c_tile * kept, c_block + a_block + b_panel * together)  # stored, loaded
     micro = Layer(
         held, (Stream(a_tile * again, a_set), Stream(b_panel, b_set)), (partial,) if kept else ()
     )
 
     task_a = stored_a * (windows.copied if windows else shape.task_rows * k * outputs)
-    task_b = stored_b * positions * k * panels * columns
+    each = nest.taps or positions  # numbers of an element of B that are stored
+    task_b = stored_b * each * k * panels * columns
     task_c = stored_c * outputs * shape.task_rows * min(panels * columns, n)
     whole_a = stored_a * (windows.whole if windows else batch * m * k * outputs)
-    whole_b = stored_b * positions * k * n * batch / nest.b.batches
+    whole_b = stored_b * each * k * n * batch / nest.b.batches
     whole_c = stored_c * outputs * batch * m * n
     once = min(1.0, whole_b / (shape.tasks * task_b))  # the share that no task read before
-    panel_bytes = stored_b * kc * columns / passes
+    panel_bytes = stored_b * kc * columns * each / positions / passes
     others, before = whole_b + task_a + task_c, task_b + a_block * kblocks + c_block
     if positions > 1:  # so the readings of three machines say
         others = before = whole_b

@@ -20,6 +20,16 @@ from gtco.tensor.space import Config, Option
 class WinogradFacts(ImageProduct):
     """A 3x3 convolution: its tiles, and the way a config cuts them."""
 
+    @property
+    def widens(self) -> bool:
+        """True if the weights are stored as int8, and panels of them are transformed to scratch."""
+        return self.product.operand == "int8"
+
+    @property
+    def operand(self) -> str:
+        """The dtype of what is transformed and multiplied."""
+        return self.product.operand_a if self.widens else self.product.operand
+
     def grid(self, size: int) -> tuple[int, int, int]:
         """The number of images, and of rows and columns of tiles of ``size`` x ``size`` outputs."""
         images, height, width = self.view.result
@@ -57,7 +67,7 @@ class WinogradFacts(ImageProduct):
 
     def nest(self, config: Config) -> Nest:
         """The loops that a config makes of the products. Rows are tiles."""
-        v, size, operand = self.view, int(config["m"]), self.product.operand
+        v, size, operand = self.view, int(config["m"]), self.operand
         return Nest(
             (1, self.tiles(size), v.n, v.channels),
             self.row(config),
@@ -66,8 +76,9 @@ class WinogradFacts(ImageProduct):
             int(config["mc"]),
             "panels",
             Placed("packed", operand),
-            Placed("panels", operand),
+            Placed("widened" if self.widens else "panels", self.product.operand),
             self.stage.output.type.dtype,
             str(config["prefetch"]),
             transform=(TRANSFORMS[size].positions, size * size),
+            taps=TAPS**2 if self.widens else 0,
         )

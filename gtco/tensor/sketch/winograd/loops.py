@@ -10,6 +10,7 @@ from math import ceil
 
 from tvm import tirx
 
+from gtco.tensor.analysis.filtering import TAPS
 from gtco.tensor.analysis.indices import reshape_index
 from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit.bfloat16 import convert
@@ -34,7 +35,7 @@ class WinogradLoops(NestLoops):
         self.transform = TRANSFORMS[int(config["m"])]
         self.size, self.width = self.transform.size, self.transform.width
         product, nest = sketch.product, sketch.nest(config)
-        self.channels, self.operand = self.conv.channels, product.operand
+        self.channels, self.operand = self.conv.channels, sketch.operand
         super().__init__(nest, sketch.stage, self.conv, product.tail, product.stores_columns)
 
     def pieces(self) -> Iterator[Piece]:
@@ -48,6 +49,39 @@ class WinogradLoops(NestLoops):
         """Transforms the inputs of the part's tiles."""
         with self.em.loop(self.height_of(at), "t") as t:
             self.transform_inputs(at.row0, t)
+
+    def feed_panel(self, at: At) -> None:
+        """Transforms a panel of weights of 8 bits."""
+        if self.nest.b.how != "widened":
+            return
+        em, into, columns = self.em, self.arrays["panel"], self.row.columns
+        weights = self.args.inputs[self.conv.op.inputs[1]].buffer
+        wide = f"{into.dtype}x{em.lanes}"
+        start = em.let_index(at.whole_panel * (self.channels * self.nest.taps * columns), "stored")
+        with em.loop(self.channels, "k") as k:
+            for j in range(0, columns, em.lanes):
+                first = em.let_index(start + k * (self.nest.taps * columns) + j, "taps")
+                taps = [
+                    em.let(tirx.Cast(wide, weights[em.ramp(first + n * columns, em.lanes)]), "w")
+                    for n in range(self.nest.taps)
+                ]
+                window = [taps[n : n + TAPS] for n in range(0, self.nest.taps, TAPS)]
+                made = itertools.chain(*self.transform.filtered(em, window))
+                for p, value in enumerate(made):
+                    em.store_vector(into, [p, k * columns + j], value)
+
+    def panel_of_b(self, at: At) -> Operand:
+        """The panel at a position, as a constant or in scratch."""
+        if self.nest.b.how != "widened":
+            return super().panel_of_b(at)
+        panel = self.arrays["panel"]
+        base = self.em.let_index(panel.flat([at.position, 0]), "b_panel")
+        return Operand(panel.buffer, base, self.row.columns)
+
+    def _next_of_b(self, at: At, depth: Expr, k: Expr) -> None:
+        """Panels in scratch need no prefetch."""
+        if self.nest.b.how != "widened":
+            super()._next_of_b(at, depth, k)
 
     def rows_of_a(self, at: At) -> Operand:
         """The block's tiles at a position."""
