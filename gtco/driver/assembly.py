@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.jobs import GpuKernel, Kernel
@@ -18,7 +18,7 @@ from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
-from gtco.runtime.plan import Batch, BufferRef, Step, TensorSpec
+from gtco.runtime.plan import Batch, BufferRef, Step, TensorSpec, Variant
 from gtco.tensor.packing import Packing
 
 
@@ -74,22 +74,26 @@ def assemble(
     return Artifact(**common, **code_of(kernels, target), threads=threads)
 
 
-def in_parts(part: Artifact, batch: Batch) -> Artifact:
-    """The artifact that runs ``part``, a model of some samples, on all samples of a batch. What it
-    says of a step is of all its calls.
+Run = TypeVar("Run", Artifact, Variant)
+
+
+def in_parts(part: Run, batch: Batch | None) -> Run:
+    """What runs ``part``, a model of some samples, on all samples of a batch; ``part`` itself if
+    there is none. What it says of a step is of all its calls.
     """
+    if batch is None:
+        return part
     times = len(batch.firsts)
 
     def of_all(info: Mapping[str, Any]) -> dict[str, Any]:
         whole = {name: info[name] * times for name in ("flops", "bytes", "predicted_seconds")}
         return {**info, **whole, "times": times}
 
-    steps = tuple(replace(step, info=of_all(step.info)) for step in part.steps)
     return replace(
         part,
         inputs=batch.whole(part.inputs),
         outputs=batch.whole(part.outputs),
-        steps=steps,
+        steps=tuple(replace(step, info=of_all(step.info)) for step in part.steps),
         batch=batch,
     )
 

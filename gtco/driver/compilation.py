@@ -14,7 +14,7 @@ from gtco.codegen.generate import Choose, Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.driver.assembly import assemble, in_parts
 from gtco.driver.backend import Backend, backend_of
-from gtco.driver.checks import check_sizes
+from gtco.driver.checks import check_dump, check_sizes
 from gtco.driver.compiled import CompileReport
 from gtco.driver.metadata import versions
 from gtco.driver.reading import Source
@@ -107,10 +107,15 @@ class Compilation:
                 self.options = replace(self.options, precision="bf16")
         return self.lowered
 
-    def like(self) -> Compilation:
-        """A compilation of the same model, with nothing done yet."""
+    def like(self, label: str) -> Compilation:
+        """A compilation of the same model, with nothing done yet. ``label``: the folder of what it
+        dumps.
+        """
         run = type(self)(None, self.output, None, self.options, self.progress, self.shared)
         run.source, run.shipped, run._table = self.source, self.shipped, self._table
+        if self.options.dump is not None:
+            run.options = replace(self.options, dump=self.options.dump / label)
+            check_dump(run.options.dump)
         return run
 
     def lower_as(self, graph: Graph, other: Compilation) -> None:
@@ -453,8 +458,7 @@ class Compilation:
     def link(self, folder: Path) -> Path:
         """Kernels, weights and the plan -> the library, in ``folder``."""
         artifact = self.artifact(identifier(self.output.stem), self.graph, self.generated)
-        if self.batch is not None:
-            assert isinstance(artifact, Artifact)
+        if isinstance(artifact, Artifact):
             artifact = in_parts(artifact, self.batch)
         self.tell(artifact.steps, artifact)
         return build_artifact(artifact, folder, self.output)

@@ -132,13 +132,11 @@ class Library:
             self._keep(kept)
             for run in self.compilations:
                 run.build(workers)
-        elif self._several:
-            for sizes, run in zip(self.sizes, self.compilations, strict=True):
-                with at_sizes(sizes):
-                    run.lower(machine)
-                run.prepare(machine, records, workers)
         else:
-            self._prepare_one(machine, records, workers)
+            for number, (sizes, run) in enumerate(zip(self.sizes, self.compilations, strict=True)):
+                with at_sizes(sizes if self._several else {}):
+                    run.lower(machine)
+                self.compilations[number] = self._prepared(run, machine, records, workers)
         said_first = notes(self._way, self._reasons)
         if self._several and self._launches == "auto":
             said_first.append(
@@ -148,28 +146,22 @@ class Library:
         for run in self.compilations:
             run.report.notes[:0] = said_first
 
-    def _prepare_one(self, machine: Machine, records: Records | None, workers: Workers) -> None:
-        """The same steps for a model of one shape. A batch may become parts."""
-        (whole,) = self.compilations
+    @staticmethod
+    def _prepared(
+        whole: Compilation, machine: Machine, records: Records | None, workers: Workers
+    ) -> Compilation:
+        """The same steps for one shape: the compilation itself, or that of a part of its batch."""
         samples = batches.samples_of(whole.lower(machine), machine)
         if samples is not None:
             whole.lowered = samples.graph  # so that parts have tensors of the same names
         whole.partition(machine, records)
+        part = None
         if samples is not None:
             with whole.phase("parts") as say:
-                part = batches.cheapest_part(whole, samples, self._part)
+                part = batches.cheapest_part(whole, samples)
                 say("none is faster" if part is None else part.report.notes[-1])
-            if part is not None:
-                self.compilations = [part]
-        self.compilations[0].build(workers)
-
-    def _part(self, samples: int) -> Compilation:
-        """A compilation of the same model for some of its samples."""
-        (whole,) = self.compilations
-        run = whole.like()
-        if (folder := whole.options.dump) is not None:
-            run.options = replace(whole.options, dump=folder / f"part={samples}")
-            check_dump(run.options.dump)
+        run = part or whole
+        run.build(workers)
         return run
 
     def _prepare_many(self, machine: Target, records: Records | None, workers: Workers) -> None:
@@ -365,7 +357,7 @@ class Library:
         for run in self.compilations:
             shared.unite(run.graph)
         made = [
-            Part(sizes, run.graph, run.generated)
+            Part(sizes, run.graph, run.generated, run.batch)
             for sizes, run in zip(self.sizes, self.compilations, strict=True)
         ]
         for run in self.compilations:

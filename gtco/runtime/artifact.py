@@ -188,10 +188,13 @@ def code_of(artifact: Artifact | GpuArtifact) -> list[bytes]:
 
 def variants_of(artifact: Artifact | GpuArtifact) -> Sequence[Variant]:
     """The variants, of which every artifact has one at least."""
-    steps: Sequence[Step | GpuStep] = artifact.steps
-    if isinstance(artifact, Artifact) and (batch := artifact.batch):
-        steps = batch.unrolled(artifact.steps, artifact.inputs, artifact.outputs)
-    own = Variant(artifact.inputs, artifact.outputs, steps, artifact.arena_bytes)
+    own = Variant(
+        artifact.inputs,
+        artifact.outputs,
+        artifact.steps,
+        artifact.arena_bytes,
+        batch=artifact.batch if isinstance(artifact, Artifact) else None,
+    )
     return artifact.variants or (own,)
 
 
@@ -199,7 +202,7 @@ def _check(artifact: Artifact | GpuArtifact) -> None:
     variants = variants_of(artifact)
     for variant in variants:
         _check_variant(artifact, variant)
-    number = sum(len(variant.steps) for variant in variants)
+    number = sum(len(variant.calls) for variant in variants)
     if number > MAX_STEPS:
         raise BuildError(f"the plan has {number} steps; {MAX_STEPS} is the most")
     if isinstance(artifact, GpuArtifact):
@@ -360,20 +363,23 @@ def _write_weights(artifact: Artifact | GpuArtifact, file: BinaryIO, header: int
     return digest.digest()
 
 
+def _steps(variant: Variant) -> dict[str, Any]:
+    """The steps for the metadata, and where the parts begin that go through them."""
+    steps = [
+        {
+            **step.info,
+            "kernel": step.kernel,
+            **_launch_info(step),
+            "buffers": [[ref.kind, ref.index] for ref in step.buffers],
+        }
+        for step in variant.steps
+    ]
+    return {"steps": steps, **({"parts": variant.batch.firsts} if variant.batch else {})}
+
+
 def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
     def tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
         return [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in specs]
-
-    def steps(found: Sequence[Step | GpuStep]) -> list[dict[str, Any]]:
-        return [
-            {
-                **step.info,
-                "kernel": step.kernel,
-                **_launch_info(step),
-                "buffers": [[ref.kind, ref.index] for ref in step.buffers],
-            }
-            for step in found
-        ]
 
     own: dict[str, Any] = {
         "name": artifact.name,
@@ -397,14 +403,12 @@ def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
                 "inputs": tensors(variant.inputs),
                 "outputs": tensors(variant.outputs),
                 "arena_bytes": variant.arena_bytes,
-                "steps": steps(variant.steps),
+                **_steps(variant),
             }
             for variant in artifact.variants
         ]
     else:
-        own["steps"] = steps(artifact.steps)
-    if isinstance(artifact, Artifact) and artifact.batch:
-        own["parts"] = artifact.batch.firsts
+        own |= _steps(variants_of(artifact)[0])
     if isinstance(artifact, Artifact):
         own["cpu_features"] = list(normalize_features(artifact.cpu_features, artifact.isa))
         if artifact.isa is not X86_64:

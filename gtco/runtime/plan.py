@@ -86,7 +86,8 @@ class Variant:
     its kernels and one arena.
 
     ``sizes``: the sizes by the dimension's name; empty if the model has one shape. Every size in
-    ``inputs`` and ``outputs`` is a number.
+    ``inputs`` and ``outputs`` is a number. ``batch``: if the samples run in parts; ``steps`` are
+    those of one part.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -94,6 +95,14 @@ class Variant:
     steps: Sequence[Any]
     arena_bytes: int
     sizes: Mapping[str, int] = field(default_factory=dict)
+    batch: Batch | None = None
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """The steps of all parts."""
+        if self.batch is None:
+            return self.steps
+        return self.batch.unrolled(self.steps, self.inputs, self.outputs)
 
     def __str__(self) -> str:
         return said(self.sizes)

@@ -90,7 +90,8 @@ def _variants(variants: Sequence[Variant], cover: Cover | None) -> list[str]:
             lines += _tensors(f"v{number}_input", variant.inputs)
             lines += _tensors(f"v{number}_output", variant.outputs)
             names = f"v{number}_inputs, v{number}_outputs"
-        steps, refs = len(variant.steps), sum(len(step.buffers) for step in variant.steps)
+        calls = variant.calls
+        steps, refs = len(calls), sum(len(step.buffers) for step in calls)
         comment = f" /* {comment_text(str(variant))} */" if variant.sizes else ""
         rows.append(f"  {{{names}, {first_step}, {steps}, {first_ref}, {refs}}},{comment}")
         first_step, first_ref = first_step + steps, first_ref + refs
@@ -173,7 +174,7 @@ def plan_source(
     """The C source that defines ``gtco_the_plan``. ``identity`` (32 bytes) ties the library to its
     weights file. ``closed`` are the kernels that call no code outside of the library.
     """
-    steps: list[Step] = [step for variant in variants for step in variant.steps]
+    steps: list[Step] = [step for variant in variants for step in variant.calls]
     numbers = {
         symbol: number for number, symbol in enumerate(dict.fromkeys(step.kernel for step in steps))
     }

@@ -10,7 +10,7 @@ a search of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,12 +42,9 @@ def samples_of(graph: Graph, machine: Machine) -> Samples | None:
     return found if found is not None and [*_parts(found)] else None
 
 
-def cheapest_part(
-    whole: Compilation, samples: Samples, make: Callable[[int], Compilation]
-) -> Compilation | None:
+def cheapest_part(whole: Compilation, samples: Samples) -> Compilation | None:
     """The compilation of a part that is to replace ``whole``, which is cut into stages already;
-    None if no part is predicted to gain enough. ``make`` gives a new compilation for so many
-    samples.
+    None if no part is predicted to gain enough.
     """
     forms = Forms()
     for stage in {stage.key: stage for stage in whole.found.stages}.values():
@@ -56,7 +53,7 @@ def cheapest_part(
     best: Compilation | None = None
     least = price
     for batch in _parts(samples):
-        run = make(batch.part)
+        run = whole.like(f"part={batch.part}")
         run.batch = batch
         run.lower_as(samples.at(batch.part), whole)
         run.cut_as(whole, partial(forms.predict, whole.policy))

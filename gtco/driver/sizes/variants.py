@@ -11,7 +11,7 @@ import numpy as np
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.jobs import GpuKernel, Kernel
-from gtco.driver.assembly import code_of, images_of, specs, steps_of
+from gtco.driver.assembly import code_of, images_of, in_parts, specs, steps_of
 from gtco.driver.metadata import loops_of, metadata
 from gtco.driver.places import Weights, placed, share_counters
 from gtco.graph.graph import Graph
@@ -19,18 +19,21 @@ from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact
-from gtco.runtime.plan import BufferRef, Cover, TensorSpec, Variant
+from gtco.runtime.plan import Batch, BufferRef, Cover, TensorSpec, Variant
 from gtco.support.sizes import Range, apart
 from gtco.tensor.packing import Packing
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one variant is made of: its sizes by the dimension's name, its graph, its kernels."""
+    """What one variant is made of: its sizes by the dimension's name, its graph, its kernels; these
+    are of a part of its samples with a ``batch``.
+    """
 
     sizes: Mapping[str, int]
     graph: Graph
     generated: Generated
+    batch: Batch | None = None
 
 
 def assemble_variants(
@@ -74,15 +77,14 @@ def assemble_variants(
                 used[key] = renamed(kernel, number)
                 kernels[used[key].symbol] = used[key]
         place = _named(weights, own)
-        variants.append(
-            Variant(
-                specs(part.graph, part.graph.inputs),
-                specs(part.graph, part.graph.outputs),
-                steps_of(made, used, places, place, weights.numbers),
-                places.arena_bytes,
-                part.sizes,
-            )
+        variant = Variant(
+            specs(part.graph, part.graph.inputs),
+            specs(part.graph, part.graph.outputs),
+            steps_of(made, used, places, place, weights.numbers),
+            places.arena_bytes,
+            part.sizes,
         )
+        variants.append(in_parts(variant, part.batch))
     cover = ranged.cover(variants) if ranged else None
     ones = variants
     if cover:  # the smallest part at each choice of the other sizes

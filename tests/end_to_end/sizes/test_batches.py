@@ -19,6 +19,7 @@ from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.compilation import Compilation
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sizes import batches
+from gtco.runtime.module import load
 from gtco.runtime.plan import Batch, TensorSpec
 from gtco.support.errors import InputError
 from gtco.support.options import Tune
@@ -78,6 +79,27 @@ def test_a_range_of_one_size_is_that_size(parted: Callable[[int], None]) -> None
     with compile_model(batched(), dims={"batch": "8..8"}, threads=2) as model:
         assert model.inputs[0].shape[0] == 8 and not model.dims
         assert "8 runs in 2 parts of 4" in model.report.notes[-1]
+
+
+def test_each_batch_of_a_list_has_parts(
+    parted: Callable[[int], None], reference: onnxruntime.InferenceSession, tmp_path: Path
+) -> None:
+    parted(2)
+    dump = tmp_path / "dump"
+    dims = {"batch": [1, 7, 12]}
+    with compile_model(batched(), dims=dims, threads=2, verify=True, dump=dump) as m:
+        assert [one.parts for one in m.variants] == [1, 4, 6]
+        assert (dump / "batch=12/part=2/5-stages.txt").exists()
+        kernels = [{stage["kernel"] for stage in one.stages} for one in m.variants]
+        assert kernels[1] == kernels[2] != kernels[0]
+        for batch in (1, 7, 12, 7):
+            x = random(batch, TOKENS, WIDTH, seed=batch)
+            for mine, its in zip(m(x), reference.run(None, {"x": x}), strict=True):
+                np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5)
+        with load(m.path, dims={"batch": 12}) as twelve:
+            x = random(12, TOKENS, WIDTH)
+            assert len(twelve.profile(x)) == len(twelve.stages)
+            assert np.array_equal(twelve(x)[0], m(x)[0])
 
 
 def test_what_the_predictions_decide(monkeypatch: pytest.MonkeyPatch) -> None:
