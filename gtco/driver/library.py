@@ -155,12 +155,11 @@ class Library:
         if samples is not None:
             whole.lowered = samples.graph  # so that parts have tensors of the same names
         whole.partition(machine, records)
-        part = None
+        run = whole
         if samples is not None:
-            with whole.phase("parts") as say:
-                part = batches.cheapest_part(whole, samples)
-                say("none is faster" if part is None else part.report.notes[-1])
-        run = part or whole
+            with whole.phase("batch") as say:
+                run, gain = batches.cheapest_part(whole, samples)
+                say(gain)
         run.build(workers)
         return run
 

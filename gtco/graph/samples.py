@@ -257,7 +257,8 @@ def _repeated(array: np.ndarray, place: Along, size: int) -> np.ndarray:
     without memory of its own, as what broadcasts a constant makes.
     """
     before, behind = array.shape[: place.axis], array.shape[place.axis + 1 :]
-    apart = array.reshape((*before, place.outer, -1, place.inner, *behind))
+    samples = array.shape[place.axis] // (place.outer * place.inner)
+    apart = array.reshape((*before, place.outer, samples, place.inner, *behind))
     one = apart[(*[slice(None)] * (place.axis + 1), slice(0, 1))]
     shape = (*before, place.outer, size, place.inner, *behind)
     return np.broadcast_to(one, shape).reshape((*before, place.outer * size * place.inner, *behind))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gtco.driver.assembly import specs
 from gtco.driver.compilation import Compilation
 from gtco.driver.sizes.forms import Forms
+from gtco.driver.sizes.many import FEW
 from gtco.graph.batch import batched
 from gtco.graph.samples import narrow
 from gtco.machine.target import Machine, Target
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PARTS = (16, 4, 1)  # about so many samples each; tried in this order while it gets faster
 GAIN = 1.02  # at least, of the whole's predicted time over that of its parts
+MOST_CALLS = MAX_STEPS // FEW  # of kernels, in all parts of a batch
 
 
 def samples_of(graph: Graph, machine: Machine) -> Samples | None:
@@ -37,14 +39,17 @@ def samples_of(graph: Graph, machine: Machine) -> Samples | None:
         return None  # a GPU is filled by a batch
     from gtco.graph.rewrites.fold_constants import fold_constants
 
+    # Narrow weights become float32 one layer at a time, and a second graph would hold all of them.
+    if narrow(graph) or any(map(graph.constants.is_later, graph.constants)):
+        return None
     folded = fold_constants(graph)
     found = None if narrow(folded) else batched(folded)
     return found if found is not None and [*_parts(found)] else None
 
 
-def cheapest_part(whole: Compilation, samples: Samples) -> Compilation | None:
-    """The compilation of a part that is to replace ``whole``, which is cut into stages already;
-    None if no part is predicted to gain enough.
+def cheapest_part(whole: Compilation, samples: Samples) -> tuple[Compilation, str]:
+    """The compilation of a part that is to replace ``whole``, which is cut into stages already, and
+    in words what it gains; ``whole`` itself if no part is predicted to gain enough.
     """
     forms = Forms()
     for stage in {stage.key: stage for stage in whole.found.stages}.values():
@@ -58,25 +63,17 @@ def cheapest_part(whole: Compilation, samples: Samples) -> Compilation | None:
         run.lower_as(samples.at(batch.part), whole)
         run.cut_as(whole, partial(forms.predict, whole.policy))
         seconds = len(batch.firsts) * run.predicted()
-        if seconds >= least or len(batch.firsts) * len(run.found.stages) > MAX_STEPS:
+        if seconds >= least or len(batch.firsts) * len(run.found.stages) > MOST_CALLS:
             break
         best, least = run, seconds
     if best is None or best.batch is None or price < GAIN * least:
-        return None
+        return whole, f"one pass of {samples.size}"
     best.cut_again()
-    notes = dict.fromkeys((*whole.report.notes, *best.report.notes))
-    best.report.notes = [*notes, _note(best, best.batch, price)]
+    best.report.notes = [*dict.fromkeys((*whole.report.notes, *best.report.notes))]
     best.report.phases = whole.report.phases
-    return best
-
-
-def _note(part: Compilation, batch: Batch, price: float) -> str:
-    number = len(batch.firsts)
-    gain = price / (number * part.predicted())
-    return (
-        f"the batch of {batch.samples} runs in {number} parts of {batch.part}: predicted to be "
-        f"{gain:.2f} times as fast as one pass"
-    )
+    number, part = len(best.batch.firsts), best.batch.part
+    gain = price / (number * best.predicted())
+    return best, f"{number} parts of {part}, {gain:.2f} times as fast as one pass of {samples.size}"
 
 
 def sizes(samples: int) -> list[int]:

@@ -60,7 +60,7 @@ def test_it_is_a_library_of_one_shape(
             f"pooled: float32[{batch}, {WIDTH}]",
         ]
         assert not model.dims and not model.report.variants
-        assert f"the batch of {batch} runs in {times} parts of {part}" in model.report.notes[-1]
+        assert len(model.metadata["parts"]) == times and "batch" in dict(model.report.phases)
         assert {stage["times"] for stage in model.stages} == {times}
         x = random(batch, TOKENS, WIDTH)
         assert len(model.profile(x)) == len(model.stages) == len(model.report.stages)
@@ -78,7 +78,7 @@ def test_a_range_of_one_size_is_that_size(parted: Callable[[int], None]) -> None
     parted(4)
     with compile_model(batched(), dims={"batch": "8..8"}, threads=2) as model:
         assert model.inputs[0].shape[0] == 8 and not model.dims
-        assert "8 runs in 2 parts of 4" in model.report.notes[-1]
+        assert model.metadata["parts"] == [0, 4]
 
 
 def test_each_batch_of_a_list_has_parts(
@@ -114,8 +114,8 @@ def test_what_the_predictions_decide(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda run: prices[run.batch.part if run.batch else samples],
         )
         with at(samples) as model:
-            said = [n for n in model.report.notes if "parts of" in n]
-        return int(said[0].split("parts of ")[1].split(":")[0]) if said else None
+            firsts = model.metadata.get("parts")
+        return firsts[1] if firsts else None
 
     assert of({32: 32.0, 16: 15.0, 4: 3.6, 1: 0.8}) == 1
     assert of({32: 32.0, 16: 15.0, 4: 3.6, 1: 1.0}) == 4
@@ -139,7 +139,7 @@ def test_models_that_stay_whole(parted: Callable[[int], None]) -> None:
     for module in (Mixes(), Narrow()):
         x = torch.randn(8, 16)
         with compile_model(module, x, threads=2, verify=True) as model:
-            assert not [n for n in model.report.notes if "parts" in n]
+            assert "parts" not in model.metadata
             torch.testing.assert_close(model(x), module(x))
     graph = helper.make_graph(
         [
@@ -153,7 +153,7 @@ def test_models_that_stay_whole(parted: Callable[[int], None]) -> None:
     )
     file = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
     with compile_model(file, threads=2, verify=True) as model:
-        assert not [n for n in model.report.notes if "parts" in n]
+        assert "parts" not in model.metadata
 
 
 class Several(torch.nn.Module):
@@ -179,9 +179,7 @@ def test_inputs_and_results_of_both_kinds(precision: str, parted: Callable[[int]
     inputs = torch.randn(6, 7, 16), torch.randn(6, 7, 16), torch.randn(8, 8)
     options: dict[str, Any] = {"precision": precision, "verify_layers": True}
     with compile_model(module, inputs, threads=2, verify=True, **options) as model:
-        assert "in 3 parts of 2" in model.report.notes[-1] or any(
-            "in 3 parts of 2" in note for note in model.report.notes
-        )
+        assert model.metadata["parts"] == [0, 2, 4]
         bound = 1e-5 if precision == "fp32" else 3e-2
         for mine, its in zip(model(*inputs), module(*inputs), strict=True):
             torch.testing.assert_close(mine, its, rtol=bound, atol=bound)
@@ -211,7 +209,7 @@ def test_inspect_counts_all_parts(
     onnx.save(batched(), tmp_path / "m.onnx")
     argv = f"compile {tmp_path}/m.onnx -o {tmp_path}/m.so --shape batch=6 --tune off --threads 2"
     assert cli.main(argv.split()) == 0
-    assert "the batch of 6 runs in 3 parts of 2" in "".join(capsys.readouterr())
+    assert "3 parts of 2" in "".join(capsys.readouterr())
     assert cli.main(["inspect", f"{tmp_path}/m.so", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert seen["metadata"]["parts"] == [0, 2, 4]
