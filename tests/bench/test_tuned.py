@@ -235,6 +235,7 @@ def test_a_model_has_a_file_of_records_for_each_precision(
     monkeypatch.setattr(suite, "prepare", lambda *_: SOME[0].workload)
     monkeypatch.setattr(suite, "build", made)
     monkeypatch.setattr(suite, "tolerance", lambda _: 1e-3)
+    monkeypatch.setattr(suite, "judge", lambda _: None)
     monkeypatch.setattr(suite, "compare", lambda *_, **__: Comparison(()))
     tunings = [Tuning("quick"), Tuning("full", 60.0, tmp_path)]
     for precision in ("fp32", "bf16"):

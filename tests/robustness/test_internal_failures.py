@@ -99,9 +99,11 @@ def test_a_sketch_that_fails_is_passed_over(
     report = check()
     used = {s["schedule"]["sketch"] for s in report.stages}
     assert "gemm" not in used and "fallback" in used
-    (note,) = [n for n in report.notes if "failed" in n]
+    notes = [n for n in report.notes if "failed" in n]
     cause = "nan predicted" if inject is no_number else "KeyError: 'what is not there'"
-    assert cause in note and "matmul" in note and "please report it" in note
+    assert notes  # one, or two where the batch is priced in parts too
+    for note in notes:
+        assert cause in note and "matmul" in note and "please report it" in note
     if inject is not bad_match:
         return
     with pytest.raises(InternalError, match=r"sketch '.*' failed") as caught:

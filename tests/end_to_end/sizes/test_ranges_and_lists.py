@@ -164,4 +164,4 @@ def test_the_bound_is_that_of_any_machine() -> None:
     assert candidates(range_, 2, 16) == candidates(range_, 64, 16) == [1, 4]
     assert candidates(Range(1, 64, weighted=(2, 3)), 64, 8) == [1, 2, 3, 4]
     assert most_choices(range_) == 16 and most_choices(Range(1, 2)) == 16
-    assert most_choices(Range(1, 64, weighted=(2, 3))) == 8 and most_choices(Range(5, 5)) == 32
+    assert most_choices(Range(1, 64, weighted=(2, 3))) == 8
