@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,8 @@ from tvm import relax
 from gtco.graph.graph import Graph
 from gtco.tensor.operators import CONTRACTIONS
 from gtco.tensor.stage import ITEM_BYTES, TensorType
+
+MOST_JOINED = 64  # tensors that one concat puts together
 
 
 class NoRule(Exception):
@@ -95,6 +97,17 @@ class Lowering:
         if known.shape == tuple(shape):
             return tensor
         return self.emit("reshape", (tensor,), TensorType(tuple(shape), known.dtype))
+
+    def concat(self, tensors: Sequence[str], axis: int) -> str:
+        """The tensors along an axis. Many are put together in groups first, because LLVM overflows
+        its stack on a kernel that chooses among hundreds.
+        """
+        while len(tensors) > MOST_JOINED:
+            groups = [
+                tuple(tensors[n : n + MOST_JOINED]) for n in range(0, len(tensors), MOST_JOINED)
+            ]
+            tensors = [g[0] if len(g) == 1 else self.emit("concat", g, axis=axis) for g in groups]
+        return self.emit("concat", tuple(tensors), axis=axis)
 
     def permute(self, tensor: str, axes: tuple[int, ...]) -> str:
         return (

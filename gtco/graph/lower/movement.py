@@ -205,7 +205,7 @@ def _pad_repeating(
             part = lowering.emit("broadcast", (part,), kind)
         parts.append(part)
         begin = end
-    return parts[0] if len(parts) == 1 else lowering.emit("concat", tuple(parts), axis=axis)
+    return parts[0] if len(parts) == 1 else lowering.concat(parts, axis)
 
 
 MOVEMENT_RULES: dict[str, Rule] = {

@@ -120,16 +120,14 @@ def _broadcast(lowering: Lowering, call: relax.Call) -> str:
 def _concat(lowering: Lowering, call: relax.Call) -> str:
     tensors = lowering.value(call.args[0])
     axis = 0 if call.attrs.axis is None else integer(call.attrs.axis)
-    return lowering.emit("concat", tuple(tensors), axis=axis % len(_type(call).shape))
+    return lowering.concat(tensors, axis % len(_type(call).shape))
 
 
 def _stack(lowering: Lowering, call: relax.Call) -> str:
     shape = _type(call).shape
     axis = (0 if call.attrs.axis is None else integer(call.attrs.axis)) % len(shape)
     one = (*shape[:axis], 1, *shape[axis + 1 :])
-    return lowering.emit(
-        "concat", tuple(lowering.reshape(t, one) for t in lowering.value(call.args[0])), axis=axis
-    )
+    return lowering.concat([lowering.reshape(t, one) for t in lowering.value(call.args[0])], axis)
 
 
 def _gather(lowering: Lowering, call: relax.Call) -> str:
