@@ -79,7 +79,7 @@ Run = TypeVar("Run", Artifact, Variant)
 
 def in_parts(part: Run, batch: Batch | None) -> Run:
     """What runs ``part``, a model of some samples, on all samples of a batch; ``part`` itself if
-    there is none. What it says of a step is of all its calls.
+    there is none. Its steps then report the work and the time of all their calls.
     """
     if batch is None:
         return part

@@ -14,18 +14,16 @@ no harm.
 
 from __future__ import annotations
 
-from math import prod
-
 from gtco.graph.graph import Graph
 from gtco.graph.sample_rules import Along, Call, Mixed, Place, rule_of
-from gtco.graph.samples import Samples, one_sample
+from gtco.graph.samples import Samples, one_sample, outermost
 from gtco.support.errors import ShapeError
 from gtco.tensor.stage import Operator
 
 
 def batched(graph: Graph) -> Samples | None:
     """Where a graph has its samples, which are as many as its first input is long. ``graph`` has
-    its constants folded. None if it has no two samples, or one that an output makes of others.
+    its constants folded. None if there are fewer than two, or if an output mixes them.
     """
     shapes = [graph.types[name].sizes for name in graph.inputs]
     size = shapes[0][0] if shapes and shapes[0] else 1
@@ -84,6 +82,6 @@ def _constant(
 def _axis(graph: Graph, name: str, place: Place) -> int | None:
     if place is None:
         return None
-    if place.outer > 1 or prod(graph.types[name].sizes[: place.axis]) > 1:
+    if not outermost(graph.types[name], place):
         raise Mixed("has its samples on an axis that is not the outermost one")
     return place.axis

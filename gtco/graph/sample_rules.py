@@ -260,7 +260,7 @@ RULES: Mapping[str, Callable[[Call], Place]] = {
 
 
 def rule_of(kind: str) -> Callable[[Call], Place]:
-    """The rule of an operator. Raises :class:`Mixed` if there is none."""
+    """The rule for operators of this kind. Raises :class:`Mixed` if the kind has no rule."""
     rule = elementwise if kind in ELEMENTWISE_OPERATORS else RULES.get(kind)
     if rule is None:
         raise Mixed("may read several samples at once")

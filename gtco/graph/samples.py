@@ -147,8 +147,13 @@ def narrow(graph: Graph) -> bool:
     return any(kind.dtype in NARROW for kind in graph.types.values())
 
 
+def outermost(kind: TensorType, place: Along) -> bool:
+    """True if the samples of a tensor lie one behind the other in memory."""
+    return place.outer == 1 and prod(kind.sizes[: place.axis]) == 1
+
+
 def _require_outermost(role: str, tensor: str, kind: TensorType, place: Place, name: str) -> None:
-    if place and (place.outer > 1 or prod(kind.sizes[: place.axis]) > 1):
+    if place is not None and not outermost(kind, place):
         raise ShapeError(
             f"{role} '{tensor}' has '{name}' on axis {place.axis}, which is not its outermost axis"
         )

@@ -109,7 +109,7 @@ def test_a_table_that_has_a_row_for_each_sample() -> None:
 
 
 def test_drawn_graphs() -> None:
-    """What is found is so, and it is found where two sizes prove it."""
+    """Parts give what the whole gives, and one size finds what two sizes prove."""
     outcomes: Counter[str] = Counter()
     for seed in range(400):
         drawing = Drawing(seed)
