@@ -7,6 +7,7 @@
 ``python -m bench language_model finetune [--records FILE ...] [--readings FILE ...] [--name NAME]``
 ``python -m bench language_model ablate --seconds 60 [--readings FILE ...]``
 ``python -m bench language_model evaluate [--model FILE] [--records F ...] [--readings F ...]``
+``python -m bench language_model live FILE.jsonl [--model FILE] [--stages 12] [--trials 64]``
 
 Each step may be stopped at any moment and goes on where it was, in ``--folder``. The extra
 ``train`` brings what they need.
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from .train import Course, Lessons
 
 HOUR = 3600
+SYSTEMS = ("language model", "search", "analytic", "random", "MetaSchedule")  # of ``live``
 
 
 def main(argv: Sequence[str]) -> int:
@@ -224,6 +226,34 @@ def evaluating(options: argparse.Namespace) -> int:
     return 0
 
 
+def searching(options: argparse.Namespace) -> int:
+    """The model beside other searches on stages of held-out models, measured here."""
+    from . import live
+
+    table = cached(cpu_target())
+    if table is None:
+        raise OptionError("this machine was not measured yet: compile or tune any model first")
+    policy = AnalyticPolicy(replace(table.target, cores=options.threads), table)
+    chosen = live.heavy_stages(collected_in(options.folder), policy, options.stages)
+    trials = {name: options.trials for name in options.systems}
+    if "search" in trials:
+        trials["search"] = max(options.most, options.trials)
+    rows = live.run(
+        chosen,
+        policy,
+        options.threads,
+        options.model,
+        trials,
+        options.seed,
+        options.file,
+        options.seconds,
+        say,
+    )
+    if rows:
+        say("\n".join(live.lines(rows)))
+    return 0
+
+
 def _parts(
     every: Sequence[Demonstration], held: Mapping[str, Stage]
 ) -> dict[str, list[Demonstration]]:
@@ -317,6 +347,7 @@ def _parser() -> argparse.ArgumentParser:
         ("finetune", "the base model, on picks of the policy and on what was measured"),
         ("evaluate", "a model beside the policy and chance, by what was measured"),
         ("ablate", "short trainings that differ in one thing"),
+        ("live", "a model beside other searches, measured on this machine (Tables 2 and 3)"),
     ):
         step = steps.add_parser(name, help=what)
         step.add_argument("--folder", type=Path, default=Path("build/language_model"))
@@ -328,7 +359,7 @@ def _parser() -> argparse.ArgumentParser:
             step.add_argument("--layers", type=positive, default=4)
             step.add_argument("--width", type=positive, default=128)
             step.add_argument("--name", default="base", help="of the file that is made")
-        elif name not in ("measure", "rank", "ablate"):
+        elif name in ("sample", "finetune", "evaluate"):
             step.add_argument(
                 "--records",
                 type=Path,
@@ -359,8 +390,16 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name in ("evaluate", "ablate"):
             step.add_argument("--json", type=Path, metavar="FILE")
-        if name == "evaluate":
+        if name in ("evaluate", "live"):
             step.add_argument("--model", type=Path, default=SHIPPED, metavar="FILE")
+        if name == "live":
+            step.add_argument("file", type=Path, metavar="FILE.jsonl", help="made or continued")
+            step.add_argument("--stages", type=positive, default=12, help="so many; %(default)s")
+            step.add_argument("--trials", type=positive, default=64, help="of each; %(default)s")
+            step.add_argument("--most", type=positive, default=1000, help="of the search")
+            step.add_argument("--threads", type=positive, default=available_threads())
+            step.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+        if name == "evaluate":
             step.add_argument("--draws", type=positive, default=4, help="without masks, a stage")
     return parser
 
@@ -373,4 +412,5 @@ STEPS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "finetune": finetuning,
     "evaluate": evaluating,
     "ablate": ablating,
+    "live": searching,
 }

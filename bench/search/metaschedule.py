@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from gtco.codegen.jobs import Failure
+from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.processes import python
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target
 from gtco.runtime.artifact import write_artifact
-from gtco.support.errors import BuildError, UnsupportedError
+from gtco.support.errors import BuildError, InternalError, UnsupportedError
+from gtco.tensor.space import Config
 from gtco.tensor.stage import Stage
 from gtco.tuning.local import run
 
@@ -33,7 +34,7 @@ BATCH = 16  # trials of an iteration; its default of 64 would learn nothing with
 POPULATION = 128  # of its search; its default of 512 takes most of the time on two cores
 WARM_UP = 100  # measured programs before its model proposes; fewer where the trials are fewer
 SHORTEST, LONGEST = 0.5, 4.0  # seconds that a batch is read for
-WORKER = python("gtco.bench.search.tvm_kernels")
+WORKER = python(TvmJob.__module__)  # as it is named here, or the answers are of other classes
 
 
 @dataclass(frozen=True)
@@ -233,3 +234,17 @@ def beside(
     middle = np.median(times[:, 2:-1] / first[:, None], axis=0)
     wrong = set(said["wrong"])
     return [None if n in wrong else float(m) for n, m in enumerate(middle, 2)]
+
+
+def programs(
+    stage: Stage, configs: Sequence[Config], target: Target, workers: Workers
+) -> dict[Config, Program]:
+    """Each config's kernel, under a name of its own. All of them were built before."""
+    named = {f"gtco_{stage.key}_{config.key}": config for config in configs}
+    jobs = [Job(name, stage.canonical, c, target) for name, c in named.items()]
+    found = {}
+    for answer in workers.build(jobs):
+        if not isinstance(answer, Kernel):
+            raise InternalError(f"{stage.label} is built no more: {answer.reason}")
+        found[named[answer.symbol]] = Program.of(answer, stage.canonical)
+    return found

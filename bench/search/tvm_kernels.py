@@ -25,7 +25,7 @@ from gtco.codegen.jobs import Failure, Kernel
 from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, round_up
-from gtco.support.errors import UnsupportedError, describe
+from gtco.support.errors import InternalError, UnsupportedError, describe
 from gtco.tensor.stage import ITEM_BYTES, Stage, TensorType
 from gtco.tuning.timing import values
 
@@ -71,6 +71,7 @@ class Program:
     nests: tuple[Nest, ...]
     intermediates: tuple[int, ...] = ()
     layouts: Mapping[int, Layout] = field(default_factory=dict)  # of inputs, by number
+    numbers: np.ndarray | None = None  # that the kernel reads from its last buffer
 
     @staticmethod
     def of(kernel: Kernel, stage: Stage) -> Program:
@@ -81,7 +82,8 @@ class Program:
             if i.name in kernel.packings
         }
         nest = Nest(kernel.symbol, kernel.tasks, kernel.workspace)
-        return Program(kernel.code, (nest,), layouts=layouts)
+        numbers = np.array(kernel.numbers, kernel.numbers_dtype) if kernel.numbers_dtype else None
+        return Program(kernel.code, (nest,), layouts=layouts, numbers=numbers)
 
     @staticmethod
     def of_tvm(kernels: TvmKernels, module: Any) -> Program:
@@ -268,8 +270,16 @@ def artifact(
         for nbytes in program.intermediates:
             refs.append(BufferRef("arena", place))
             place += round_up(nbytes)
+        if program.numbers is not None:
+            refs.append(BufferRef("weight", end))
+            weights.append((end, program.numbers))
+            end = round_up(end + program.numbers.nbytes)
         steps += [Step(n.symbol, tuple(refs), n.tasks, n.workspace) for n in program.nests]
-    objects = {program.nests[0].symbol: program.code for program in programs}
+    objects: dict[str, bytes] = {}
+    for program in programs:
+        symbol = program.nests[0].symbol
+        if objects.setdefault(symbol, program.code) != program.code:
+            raise InternalError(f"two programs to be timed are called {symbol}")
     arena = max(sum(map(round_up, program.intermediates)) for program in programs)
     return Artifact(
         name="trials",
@@ -284,7 +294,12 @@ def artifact(
         weights=weights,
         cpu_features=target.features,
         threads=threads,
-        metadata={"trials": [list(range(len(runs)))], "rounded": [False]},
+        metadata={
+            "trials": [list(range(len(runs)))],
+            "rounded": [False],
+            "quantized": [False],
+            "numbers": [],
+        },
     ), runs
 
 

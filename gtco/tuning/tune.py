@@ -63,6 +63,7 @@ def tune(
     progress: Callable[[View], None] = lambda view: None,
     earlier: Sequence[StageResult] = (),
     runner: Runner | None = None,
+    proposals: Proposals | None = None,
 ) -> list[StageResult]:
     """Improves ``models`` in place, within the limits of ``effort``. A stage that several models
     have is tuned once and counts for all of them.
@@ -76,6 +77,7 @@ def tune(
     - ``earlier`` is what the same compile tuned before; tuning continues from it, and the totals
       include it.
     - ``runner`` runs the candidates; None is this machine.
+    - ``proposals``: who proposes candidates, in place of whom ``effort`` names.
 
     Returns the result of each stage that was measured, the heaviest first. If candidates fail
     (builds, crashes, time-outs, wrong results), the budget is too small or the machine is too
@@ -84,6 +86,8 @@ def tune(
     tuner = _Tuner(
         models, policy, workers, threads, effort, records, shipped, progress, earlier, runner
     )
+    if proposals is not None:
+        tuner.proposals = proposals
     while tuner.round():
         pass
     tuner.end()

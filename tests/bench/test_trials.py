@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from random import Random
@@ -14,15 +15,17 @@ import tvm
 from tvm import s_tir
 
 from bench.search import trials
-from bench.search.metaschedule import Found, Task
+from bench.search.metaschedule import WORKER, Found, Search, Task, beside, programs
 from bench.search.trials import compare, curve, reached, tried
 from bench.search.tvm_kernels import PREPROC, Program, TvmJob, artifact, build, layouts
 from bench.search.tvm_stage import LAYOUT_FREE, program
+from gtco.codegen.workers import Workers
 from gtco.machine.target import Target, detect
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.module import load
+from gtco.search.analytic import AnalyticPolicy
 from gtco.search.records.records import Outcome, Record
-from gtco.support.errors import OptionError, UnsupportedError
+from gtco.support.errors import InternalError, OptionError, UnsupportedError
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 from gtco.tuning.result import StageResult
@@ -250,6 +253,30 @@ def test_a_function_in_a_vectorized_loop(tmp_path: Path) -> None:
     _, lane = schedule.split(columns, [None, machine.lanes])
     schedule.vectorize(lane)
     _ran(stage, schedule.mod, machine, tmp_path)
+
+
+def test_the_worker_that_builds_for_metaschedule_answers_with_programs() -> None:
+    stage, machine = _product().canonical, detect()
+    task = Task(stage, 1, Program(b"", ()), 1.0)
+    search = Search([task], machine, threads=2)
+    function = program(stage, machine.lanes).with_attr("task", 0)
+    with Workers(1, command=WORKER) as workers:
+        assert search.build([tvm.IRModule({"main": function})], workers) == [("tvm_1", "")]
+    assert isinstance(search.built["tvm_1"][1], Program)
+
+
+def test_programs_are_timed_beside_the_first_pick() -> None:
+    stage, machine = _product().canonical, detect()
+    policy = AnalyticPolicy(machine)
+    first, other = policy.best(stage, 2)
+    with Workers(1) as workers:
+        made = programs(stage, [first.config, other.config], machine, workers)
+    task = Task(stage, 1, made[first.config], first.seconds)
+    read = beside(task, [made[other.config]], machine, 1, (0.0, 0.1))
+    assert not isinstance(read, str) and len(read) == 1 and read[0]
+    twin = replace(made[other.config], nests=made[first.config].nests)
+    with pytest.raises(InternalError, match="two programs"):
+        artifact(stage, [made[first.config], twin], machine, threads=1)
 
 
 @pytest.mark.scheduled
