@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from gtco.machine.target import detect
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.language.model import SHIPPED
 from gtco.search.records.records import Outcome, Record
-from gtco.tensor.space import Config
+from gtco.tensor.space import Config, Pick
 from gtco.tuning.result import StageResult
 from tests.tuning.small import linear
 
@@ -23,8 +24,9 @@ STAGE = linear(24, 32, 40).canonical
 POLICY = AnalyticPolicy(replace(detect(), cores=2))
 
 
-def _record(config: Config, ratio: float | None, outcome: Outcome) -> Record:
-    return Record("key", "matmul", config.to_json(), "", 1.0, 1.0, ratio, outcome, "", "", "")
+def _record(config: Config, ratio: float, outcome: Outcome) -> Record:
+    pick: Any = Pick(None, config, 1.0)  # type: ignore[arg-type]
+    return Record.of(STAGE, pick, "", outcome, (7.0, ratio, 0.0))
 
 
 def _row(ratios: dict[str, dict[int, float]]) -> Row:
@@ -36,7 +38,7 @@ def test_after_so_many_trials_stands_the_best_of_them() -> None:
     configs = [Config("gemm", (("number", n),)) for n in range(12)]
     rows = [_record(configs[0], 1.0, "kept")]
     rows += [_record(configs[n], 1.0 + 0.1 * n, "slower") for n in range(1, 11)]
-    rows += [_record(configs[0], 1.0, "beaten"), _record(configs[11], 0.5, "chosen")]
+    rows += [_record(configs[0], 1.0, "beaten"), _record(configs[11], 0.5, "taken")]
     found = live.traced(configs[0], rows, [(1, 0.2), (9, 3.0), (12, 5.0)])
     assert found.tried == 12
     assert found.best == {1: configs[0], 10: configs[0], 16: configs[11]}
