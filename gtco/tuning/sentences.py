@@ -1,8 +1,10 @@
 """Proposals that a language model writes (TLM, Algorithm 2), beside those of the search.
 
 In a stage's first rounds all candidates are sentences. Later half of them are, and the search,
-whose population starts from sentences too, has the other half. The seed determines everything.
-Nobody downstream knows who wrote a config.
+whose population starts from sentences too, has the other half. More sentences are written than
+measured: those are taken for which likelihood and price together say the least time, as
+:mod:`gtco.search.language.policy` does. The seed determines everything. Nobody downstream knows who
+wrote a config.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.rates import RateTable
 from gtco.search.language.generation import TEMPERATURE, Author
 from gtco.search.language.model import SHIPPED, loaded
-from gtco.search.language.policy import LanguagePolicy
+from gtco.search.language.policy import LanguagePolicy, log_time
 from gtco.search.policy import Policy, priced
 from gtco.search.recorded import RecordedPolicy
 from gtco.support.errors import OptionError
@@ -27,6 +29,7 @@ from gtco.tuning.proposals import Proposals, before
 from gtco.tuning.result import StageResult
 
 ROUNDS = 2  # of a stage, in which only sentences are measured
+SEVERAL = 3  # sentences for each one that is measured
 WARMER = 0.25  # by which the temperature rises from round to round: what is likely was tried
 
 
@@ -77,13 +80,14 @@ class SentenceProposals:
 
     def _written(self, result: StageResult, n: int) -> list[Pick]:
         try:
-            configs = self.writer.configs(result, n, result.tested)
+            author = self.writer.author(result.stage)
+            configs = self.writer.configs(result, SEVERAL * n, result.tested)
         except OptionError as error:  # what cannot be said, as a number of too many digits
             self._failures.append(f"no sentence for stage {result.stage.label}: {error}")
             return []
-        space = self.writer.author(result.stage).space
-        picks = (priced(self.writer.policy, space, config) for config in configs)
-        return [pick for pick in picks if pick is not None]
+        picks = (priced(self.writer.policy, author.space, config) for config in configs)
+        found = [pick for pick in picks if pick is not None]
+        return sorted(found, key=lambda pick: log_time(author, pick))[:n]
 
 
 def rates_of(policy: Policy) -> RateTable | None:

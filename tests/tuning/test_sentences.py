@@ -12,6 +12,8 @@ from gtco.codegen.workers import Workers
 from gtco.driver.cache.key import weights_digest
 from gtco.machine.target import TARGETS, detect
 from gtco.search.analytic import AnalyticPolicy
+from gtco.search.language.policy import log_time
+from gtco.search.policy import priced
 from gtco.search.recorded import RecordedPolicy
 from gtco.search.records.records import Records, circumstances
 from gtco.support.errors import OptionError
@@ -21,7 +23,7 @@ from gtco.tuning import sentences
 from gtco.tuning.learned import LearnedProposals
 from gtco.tuning.proposals import AnalyticProposals
 from gtco.tuning.result import StageResult
-from gtco.tuning.sentences import ROUNDS, SentenceProposals, Writer, rates_of
+from gtco.tuning.sentences import ROUNDS, SEVERAL, SentenceProposals, Writer, rates_of
 from gtco.tuning.tune import tune
 from tests.search.language.corpora import untrained
 from tests.tuning.small import integers, linear, small_model
@@ -54,13 +56,27 @@ def test_sentences_come_first_and_later_beside_the_search(model):
         assert len(set(configs)) == len(configs) <= 8 and not set(configs) & result.tested
         assert all(space.check(config) is None for config in configs)
         assert all(p.seconds == policy.price(p.sketch, p.config) for p in picks)
-        written = set(proposals.writer.configs(result, 8, result.tested))
+        wanted = 8 if n < ROUNDS else 4
+        written = set(proposals.writer.configs(result, SEVERAL * wanted, result.tested))
         by_search = set(configs) - written
         assert bool(by_search) == (n >= ROUNDS)
         seen |= set(configs)
         result.tested.update(configs)
         result.rounds += 1
     assert len(seen) >= 20 and not proposals.failures
+
+
+def test_of_many_sentences_the_likely_and_cheap_ones_are_measured(model):
+    policy = AnalyticPolicy(V4)
+    result = result_of(policy, linear(197, 192, 768))
+    writer = Writer(policy)
+    picks = SentenceProposals(writer, AnalyticProposals(policy)).propose(result, 8)
+    author = writer.author(result.stage)
+    configs = writer.configs(result, SEVERAL * 8, result.tested)
+    space = space_of(result.stage, V4)
+    times = {c: log_time(author, p) for c in configs if (p := priced(policy, space, c))}
+    assert [pick.config for pick in picks] == sorted(times, key=times.__getitem__)[:8]
+    assert len(times) > 8
 
 
 def test_the_seed_decides(model):
@@ -128,7 +144,7 @@ def test_tuning_measures_what_was_written(model, tmp_path: Path):
     for result in results:
         writer = Writer(policy)
         result.rounds = 0
-        first = writer.configs(result, 3, {result.first.config})
+        first = writer.configs(result, SEVERAL * 3, {result.first.config})
         assert known & set(first)
         assert space_of(result.stage, policy.target).check(result.last.config) is None
 

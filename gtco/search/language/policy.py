@@ -71,7 +71,9 @@ class LanguagePolicy:
         for config in author.propose(CANDIDATES, Random(stage.key), temperature=TEMPERATURE):
             if config not in picks and (pick := priced(self.policy, space, config)) is not None:
                 picks[config] = pick
-        return [
-            (log(pick.seconds) - author.score(config) / SHARPNESS, pick)
-            for config, pick in picks.items()
-        ]
+        return [(log_time(author, pick), pick) for pick in picks.values()]
+
+
+def log_time(author: Author, pick: Pick) -> float:
+    """The logarithm of the pick's time by price and likelihood together, up to a constant."""
+    return log(pick.seconds) - author.score(pick.config) / SHARPNESS
