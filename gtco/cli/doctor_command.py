@@ -258,7 +258,7 @@ def tiles_check() -> Check:
     found = tiles(cpu_flags())
     if not found.kinds:
         return Check("tiles", found.reason, state="none")
-    multiplied = "products of bf16" if {*TILES} <= {*found.kinds} else "none of its products"
+    multiplied = "products of bf16 and int8" if {*TILES} <= {*found.kinds} else "none of its products"
     return Check("tiles", f"{' '.join(found.kinds)}; gtco multiplies {multiplied} in them")
 
 

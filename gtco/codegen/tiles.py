@@ -4,7 +4,7 @@ instruction each or, for a target that emulates the tile unit, a loop that does 
 The emulation runs on any x86-64 CPU. It is bit for bit what Intel's manual says of TDPBF16PS (SDM
 vol. 2): products of even and of odd steps of k are summed apart, by fused multiply-adds from zero,
 and then both sums are added to C. The instruction also flushes denormals, as every thread of the
-runtime does.
+runtime does. TDPBUSD adds products of unsigned bytes of A and signed ones of B, which are exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,20 @@ declare void @llvm.x86.tilezero(i8 immarg)
 declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
+declare void @llvm.x86.tdpbusd(i8 immarg, i8 immarg, i8 immarg)
 """
+# s3 = total + the four products of the bytes of x, unsigned, and of y, signed
+_BYTES = "".join(
+    f"""\
+  %x{n}.s = lshr <16 x i32> %x, splat (i32 {8 * n})
+  %x{n} = and <16 x i32> %x{n}.s, splat (i32 255)
+  %y{n}.s = shl <16 x i32> %y, splat (i32 {24 - 8 * n})
+  %y{n} = ashr <16 x i32> %y{n}.s, splat (i32 24)
+  %p{n} = mul <16 x i32> %x{n}, %y{n}
+  %s{n} = add <16 x i32> %{f"s{n - 1}" if n else "total"}, %p{n}
+"""
+    for n in range(4)
+)
 # A thread has eight tiles and a pointer to its configuration. The pointer is null before the kernel
 # configures the tiles and after it releases them; reading a tile's rows then faults, as the
 # instructions do.
@@ -139,6 +152,39 @@ sum:
 done:
   ret void
 }}
+define {LINKAGE} void @{PREFIX}multiply8(i64 %c, i64 %a, i64 %b) noinline {{
+entry:
+  %rows = call i64 @{PREFIX}rows(i64 %c)
+  %tc = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %c
+  %ta = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %a
+  %tb = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %b
+  br label %row
+row:
+  %m = phi i64 [0, %entry], [%m.next, %sum]
+  %ra = getelementptr <16 x i32>, ptr %ta, i64 %m
+  %rc = getelementptr <16 x i32>, ptr %tc, i64 %m
+  %before = load <16 x i32>, ptr %rc, align 64
+  br label %four
+four:
+  %k = phi i64 [0, %row], [%k.next, %four]
+  %total = phi <16 x i32> [%before, %row], [%s3, %four]
+  %pa = getelementptr i32, ptr %ra, i64 %k
+  %one = load i32, ptr %pa
+  %first = insertelement <16 x i32> poison, i32 %one, i64 0
+  %x = shufflevector <16 x i32> %first, <16 x i32> poison, <16 x i32> zeroinitializer
+  %rb = getelementptr <16 x i32>, ptr %tb, i64 %k
+  %y = load <16 x i32>, ptr %rb, align 64
+{_BYTES}  %k.next = add i64 %k, 1
+  %k.more = icmp ult i64 %k.next, 16
+  br i1 %k.more, label %four, label %sum
+sum:
+  store <16 x i32> %s3, ptr %rc, align 64
+  %m.next = add i64 %m, 1
+  %m.more = icmp ult i64 %m.next, %rows
+  br i1 %m.more, label %row, label %done
+done:
+  ret void
+}}
 """
 
 
@@ -188,6 +234,7 @@ def _instruction(what: str, numbers: list[str]) -> str:
         "load": f"@llvm.x86.tileloadd64({tiles}, ptr %p, i64 %s)",
         "store": f"@llvm.x86.tilestored64({tiles}, ptr %p, i64 %s)",
         "multiply": f"@llvm.x86.tdpbf16ps({tiles})",
+        "multiply8": f"@llvm.x86.tdpbusd({tiles})",
     }[what]
 
 
@@ -200,6 +247,7 @@ def _emulated(what: str, numbers: list[str]) -> str:
         "load": f"@{PREFIX}move({tiles}, ptr %p, i64 %s, i1 false)",
         "store": f"@{PREFIX}move({tiles}, ptr %p, i64 %s, i1 true)",
         "multiply": f"@{PREFIX}multiply({tiles})",
+        "multiply8": f"@{PREFIX}multiply8({tiles})",
     }[what]
 
 

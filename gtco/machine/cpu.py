@@ -7,7 +7,7 @@ from typing import Any
 
 from gtco.machine.isa import ISAS, X86_64, Isa
 
-TILES = ("amx-tile", "amx-bf16")  # those of the tile unit
+TILES = ("amx-tile", "amx-bf16", "amx-int8")  # those of the tile unit
 
 
 @dataclass(frozen=True)

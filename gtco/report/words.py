@@ -34,6 +34,7 @@ SKETCHES = {
 INSTRUCTIONS = {
     "fma": "FMA",
     "tiles": "AMX, TDPBF16PS",
+    "tiles8": "AMX, TDPBUSD",
     "bf16": "AVX512-BF16, VDPBF16PS",
     "widened": "FMA, bfloat16 widened in registers",
     "half": "FMA, float16 widened by VCVTPH2PS",

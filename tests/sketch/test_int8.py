@@ -14,11 +14,11 @@ from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
-from tests.kernels import build_each, config_with, fresh_seed, reference, runnable
+from tests.kernels import EMULATED, build_each, config_with, fresh_seed, reference, runnable
 from tests.sketch.test_bfloat16 import chain, few, window
 
 T = TensorType
-TESTED = ("native", "alderlake")
+TESTED = ("native", "alderlake", EMULATED)
 
 
 def machine_of(name: str) -> Any:

@@ -53,6 +53,7 @@ from gtco.tensor.intrinsics.table import (
     KINDS,
     WEIGHTS,
     MicroKernel,
+    in_registers,
     kinds,
     micro_kernels,
     tallest,
@@ -165,7 +166,7 @@ def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:
     of a row for int8 weights is the one of the row for float16, which widens by as many
     instructions. That of a row for int4 weights differs from it as their formulas do.
     """
-    rows = micro_kernels(target, "int8")
+    rows = in_registers(micro_kernels(target, "int8"))
     half = kinds(target, "float16")[0]
 
     def rate(tile: MicroKernel) -> float:

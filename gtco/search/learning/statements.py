@@ -18,7 +18,7 @@ from tvm.target.codegen import llvm_get_intrinsic_name
 from gtco.search.learning.indices import CONDITIONS, Affine, Indices, is_integer
 from gtco.tensor.emit.arithmetic import LIBM
 from gtco.tensor.emit.emitter import ROLLED, lanes_of, operands
-from gtco.tensor.intrinsics.tiles import HEIGHT, LINE, PREFIX
+from gtco.tensor.intrinsics.tiles import HEIGHT, LINE, MULTIPLY, PREFIX
 from gtco.tensor.space import Program
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
@@ -290,9 +290,10 @@ class _Reading:
         """An instruction of the tile unit: the work of a vector instruction for each row of a full
         tile, or the load or store of its lines, which lie ``parts[1]`` bytes apart.
         """
-        if what == "multiply":
+        if what in MULTIPLY.values():
             self.add("fma", HEIGHT)
-            self.elements += 2 * HEIGHT * LINE / 4 * LINE / 2
+            pairs = 2 if what == MULTIPLY["bfloat16"] else 4  # steps of k in a word
+            self.elements += 2 * HEIGHT * LINE / 4 * pairs * LINE / 4
         if what not in ("load", "store"):
             return
         (first,) = parts[0].args

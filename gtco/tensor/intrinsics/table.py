@@ -206,6 +206,22 @@ KINDS: Mapping[str, Kind] = {
             converts=3,
             lanes=(NEON_LANES, 8, 16),
         ),
+        # TDPBUSD: as TDPBF16PS, of 16 times four uint8 of A and int8 of B, exactly
+        Kind(
+            "tiles8",
+            "int8",
+            Layout("uint8", 4),
+            Layout("int8", 4),
+            step=64,
+            products=64,
+            height=16,
+            in_tiles=True,
+            latency=52,
+            spare=0,
+            features=("amx-tile", "amx-int8"),
+            lanes=(16,),
+            accumulator="int32",
+        ),
         # VPDPBUSD: each lane adds the products of four uint8 of A and four int8 of B, exactly, in
         # vectors of 512 bits and of 256
         *(
@@ -404,15 +420,20 @@ def _heights(target: Target, kind: Kind, vectors: int) -> Sequence[int]:
 
 
 def timed_micro_kernels(target: Target) -> tuple[MicroKernel, ...]:
-    """The rows that are timed to measure a machine: all, but of those for bytes only the tallest
-    for each number of vectors, and none of those for int8 and int4 weights. The rates of the
+    """The rows that are timed to measure a machine: all, but of those for bytes in registers only
+    the tallest for each number of vectors, and none of those for int8 and int4 weights. The rates of the
     others follow from those of rows that execute as many instructions and loads
     (:func:`gtco.search.calibration.measure.derived`).
     """
-    rows = micro_kernels(target, "int8")
+    rows = in_registers(micro_kernels(target, "int8"))
     weights = (*micro_kernels(target, WEIGHTS), *micro_kernels(target, INT4))
     derived = {*rows, *weights} - set(tallest(rows).values())
     return tuple(tile for tile in every_micro_kernel(target) if tile not in derived)
+
+
+def in_registers(rows: Sequence[MicroKernel]) -> tuple[MicroKernel, ...]:
+    """Those of the rows that vector registers multiply."""
+    return tuple(tile for tile in rows if not tile.kind.in_tiles)
 
 
 def tallest(rows: Sequence[MicroKernel]) -> dict[int, MicroKernel]:

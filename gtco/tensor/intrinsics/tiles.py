@@ -2,10 +2,10 @@
 
 A micro-kernel of up to 32 rows and 32 columns takes all eight registers::
 
-                6  7    B: 32 steps of k by 16 columns
-        4       0  1    C: 16 rows by 16 columns of float32
+                6  7    B: 32 or 64 steps of k by 16 columns
+        4       0  1    C: 16 rows by 16 columns of float32 or, for bytes, of int32
         5       2  3
-        A: 16 rows by 32 steps of k
+        A: 16 rows by 32 steps of k of bfloat16, or 64 of bytes
 
 There is no way from a tile to a vector register, so C ends in an array. A configuration says how
 many rows each tile has, and a kernel sets it before it multiplies. Kernels call a function for each
@@ -31,6 +31,7 @@ HEIGHT, LINE = 16, 64  # rows of a tile, and bytes of a row
 SIDE = 2  # most tiles of C side by side, and one below the other
 C, A, B = (0, 1, 2, 3), (4, 5), (6, 7)  # the registers
 PREFIX = "gtco_tile_"
+MULTIPLY = {"bfloat16": "multiply", "int8": "multiply8"}  # the function, by B's dtype
 CONFIGURING = 400.0  # vector instructions in the time of a configuration (53 ns on Granite Rapids)
 
 
@@ -82,6 +83,7 @@ def multiply(
     """The same as :func:`gtco.tensor.intrinsics.product.multiply`."""
     blocks = [(i, j) for i in range(ceil(tile.rows / HEIGHT)) for j in range(tile.vectors)]
     width, pairs = tile.kind.step, tile.kind.step // tile.kind.b.step
+    instruction = MULTIPLY[tile.kind.b.dtype]
 
     def place(i: int, j: int) -> tuple[Expr, Expr]:
         return _address(em, c.buffer, c.flat([i * HEIGHT, j * tile.lanes])), _bytes(c, c.shape[-1])
@@ -106,14 +108,16 @@ def multiply(
             if j == 0:
                 at = a.offset + i * HEIGHT * a.stride + a.along(k)
                 call(em, f"load_{A[i]}", _address(em, a.buffer, at), _bytes(a, a.stride))
-            call(em, f"multiply_{C[SIDE * i + j]}_{A[i]}_{B[j]}")
+            call(em, f"{instruction}_{C[SIDE * i + j]}_{A[i]}_{B[j]}")
     for i, j in blocks:
         call(em, f"store_{C[SIDE * i + j]}", *place(i, j))
 
 
 def _columns(em: Emitter, tile: MicroKernel, b: Operand, number: Expr, j: int) -> tuple[Expr, Expr]:
-    """The place of tile j of B, whose rows are pairs from ``number`` on."""
-    elements = tile.kind.b.step if str(b.buffer.dtype) != "int32" else 1  # a pair of 16 bits, or 1
+    """The place of tile j of B, whose rows are pairs, or fours of bytes, from ``number``
+    on.
+    """
+    elements = tile.kind.b.step if str(b.buffer.dtype) != "int32" else 1  # of a pair, or 1
     apart = elements * tile.lanes if b.vector is None else b.vector
     at = b.offset + number * b.stride + j * apart
     return _address(em, b.buffer, at), _bytes(b, b.stride)
