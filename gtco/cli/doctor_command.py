@@ -225,6 +225,8 @@ def int8_products(target: Target) -> str:
 
     for best in kinds(target, "int8"):
         how = INSTRUCTIONS[best.name].rpartition(" ")[2]
+        if best.in_tiles:
+            return f"multiplied in tiles ({how}), added in int32"
         count = {4: "four", 8: "eight"}[best.products]
         return f"multiplied {count} at a time ({how}), added in int32"
     wanted = "neither AVX512-VNNI nor AVX-VNNI"
@@ -258,7 +260,8 @@ def tiles_check() -> Check:
     found = tiles(cpu_flags())
     if not found.kinds:
         return Check("tiles", found.reason, state="none")
-    multiplied = "products of bf16 and int8" if {*TILES} <= {*found.kinds} else "none of its products"
+    every = {*TILES} <= {*found.kinds}
+    multiplied = "products of bf16 and int8" if every else "none of its products"
     return Check("tiles", f"{' '.join(found.kinds)}; gtco multiplies {multiplied} in them")
 
 

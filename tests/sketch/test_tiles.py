@@ -29,6 +29,7 @@ from tests.kernels import (
     reference,
     runnable,
 )
+from tests.sketch import test_int8 as int8
 from tests.sketch.test_bfloat16 import (
     ATTENTIONS,
     DEEP,
@@ -67,13 +68,13 @@ OTHERS = {
 }
 
 
-def in_tiles(sketch: Sketch) -> list[Config]:
-    return [c for c in configs(sketch) if str(c["tile"]).startswith("tiles:")]
+def in_tiles(sketch: Sketch, kind: str = "tiles") -> list[Config]:
+    return [c for c in configs(sketch) if str(c["tile"]).startswith(f"{kind}:")]
 
 
-def some(sketch: Sketch, count: int, seed: int) -> list[Config]:
+def some(sketch: Sketch, count: int, seed: int, kind: str = "tiles") -> list[Config]:
     """The first config in tiles, the last, and others drawn at random."""
-    every = in_tiles(sketch)
+    every = in_tiles(sketch, kind)
     drawn = Random(seed).sample(every, min(count, len(every)))
     return list(dict.fromkeys((every[0], every[-1], *drawn)))
 
@@ -101,6 +102,37 @@ def test_products(stage: Stage, name: str) -> None:
     """Prologues, epilogues, convolutions, and operands that are not constant."""
     rounds = stage.output.type.dtype == "bfloat16" or stage.operators[0].kind == "layer_norm"
     check(stage, name, 2 * ROUNDED if rounds else DEEP)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("size", [*SIZES, (40, 48, 640)], ids=str)
+def test_bytes(size: tuple[int, int, int], name: str) -> None:
+    """Products of uint8 by int8 are exact, for every number of rows and steps of k in a tile."""
+    machine, seed = runnable(name), fresh_seed()
+    sketch = gemm.match(int8.dense(*size), machine)
+    assert sketch is not None
+    exact = some(sketch, 3, seed, "tiles8")
+    int8.exact(sketch, exact, machine, int8.drawn(sketch.stage, seed))
+
+
+BYTES = {
+    **int8.STAGES,
+    "wide": int8.dressed(45, 70, 130, "uint8"),
+    "several_blocks": int8.conv(37, 64, 40, 3, strides=(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("stage", BYTES.values(), ids=BYTES)
+def test_products_of_bytes(stage: Stage, name: str) -> None:
+    """With what is computed before and after, and convolutions that are products or windows."""
+    machine, seed = runnable(name), fresh_seed()
+    found = [match(stage, machine) for match in (gemm.match, convolution.match)]
+    every = [s for s in found if s is not None and in_tiles(s, "tiles8")]
+    assert every
+    for sketch in every:
+        chosen = some(sketch, 3, seed, "tiles8")
+        int8.exact(sketch, chosen, machine, int8.drawn(stage, seed))
 
 
 # Windows of whole steps of k: rows of one tile and of two, and several blocks of a row

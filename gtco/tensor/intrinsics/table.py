@@ -421,8 +421,8 @@ def _heights(target: Target, kind: Kind, vectors: int) -> Sequence[int]:
 
 def timed_micro_kernels(target: Target) -> tuple[MicroKernel, ...]:
     """The rows that are timed to measure a machine: all, but of those for bytes in registers only
-    the tallest for each number of vectors, and none of those for int8 and int4 weights. The rates of the
-    others follow from those of rows that execute as many instructions and loads
+    the tallest for each number of vectors, and none of those for int8 and int4 weights. The rates
+    of the others follow from those of rows that execute as many instructions and loads
     (:func:`gtco.search.calibration.measure.derived`).
     """
     rows = in_registers(micro_kernels(target, "int8"))
