@@ -17,7 +17,7 @@ from gtco.cli.inspect_command import measured_peak
 from gtco.cli.tables import Table
 from gtco.machine.cores import allowed_cores, cpu_quota
 from gtco.machine.isa import AARCH64, ISAS
-from gtco.machine.target import TILES, Target, cpu_flags, cpu_name, detect
+from gtco.machine.target import Target, cpu_flags, cpu_name, detect
 from gtco.machine.tiles import tiles
 from gtco.runtime.driver import name_of, open_driver
 from gtco.support.errors import GtcoError
@@ -153,7 +153,7 @@ def machine_checks(measure: bool) -> list[Check]:
                     f"fp32 {peak}; by the table's constants {target.peak * target.cores / 1e9:.0f}",
                 )
             )
-        if {*TILES} <= {*target.features}:
+        if kinds(target, "bfloat16")[0].in_tiles:
             peak, reason = measured_peak(allowed_cores(), "bfloat16")
             found = f"bf16 {peak}" if peak else reason or "unknown reason"
             checks.append(Check("peak in tiles", found))
@@ -260,8 +260,8 @@ def tiles_check() -> Check:
     found = tiles(cpu_flags())
     if not found.kinds:
         return Check("tiles", found.reason, state="none")
-    every = {*TILES} <= {*found.kinds}
-    multiplied = "products of bf16 and int8" if every else "none of its products"
+    formats = [name for name in ("bf16", "int8") if f"amx-{name}" in found.kinds]
+    multiplied = f"products of {' and '.join(formats)}" if formats else "none of its products"
     return Check("tiles", f"{' '.join(found.kinds)}; gtco multiplies {multiplied} in them")
 
 

@@ -104,6 +104,7 @@ def test_a_quota_and_the_threads_it_leaves(monkeypatch, capsys):
 def test_tiles_that_work_and_tiles_that_do_not(monkeypatch):
     for found, mark, said in (
         (Tiles(("amx-tile", "amx-bf16")), "ok", "gtco multiplies products of bf16 in them"),
+        (Tiles(("amx-tile", "amx-bf16", "amx-int8")), "ok", "products of bf16 and int8 in them"),
         (Tiles(("amx-tile",)), "ok", "multiplies none of its products in them"),
         (Tiles(reason="no tiles: they fault"), "none", "no tiles: they fault"),
     ):
