@@ -25,7 +25,6 @@ from typing import Any, TypeAlias
 import google.protobuf.message
 import numpy
 import onnx
-import onnx.inliner
 from onnx import helper
 
 from gtco.frontend import formats, quantized
@@ -45,6 +44,7 @@ from gtco.frontend.weights import files_of, strip
 from gtco.support.errors import ModelError, UnsupportedError
 from gtco.support.later import Later
 from gtco.support.onnx_float32 import widen
+from gtco.support.onnx_functions import inlined
 from gtco.support.onnx_messages import check_functions, check_text, nodes
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
@@ -75,10 +75,8 @@ def read_onnx(source: Source) -> OnnxSource:
     model, path = _read(source)
     known = identity(model)
     check_text(model)
-    if model.functions:
-        check_functions(model)
-        model = onnx.inliner.inline_local_functions(model)
-    skeleton, weights = strip(model, path)
+    check_functions(model)
+    skeleton, weights = strip(inlined(model), path)
     return OnnxSource(skeleton, weights, known, files_of(weights))
 
 
@@ -146,6 +144,7 @@ def import_skeleton(
     """
     adopt(skeleton)
     _check_outputs(skeleton)
+    _check_sparse(skeleton)
     sizes = set_sizes(_inputs(skeleton, weights), shapes or {}, symbols=symbols)
     if sizes is not None:
         del skeleton.graph.value_info[:]  # it may have other sizes
@@ -277,6 +276,21 @@ def _check_outputs(model: onnx.ModelProto) -> None:
             f"the model lists outputs more than once: {', '.join(map(repr, twice))}. Outputs are "
             "distinguished by their names: remove the repetition, or return the second one through "
             "an Identity of another name"
+        )
+
+
+def _check_sparse(model: onnx.ModelProto) -> None:
+    """Raises UnsupportedError for weights that are stored sparse."""
+    constants = [
+        node.output[0]
+        for node in nodes(model.graph)
+        if any(attribute.HasField("sparse_tensor") for attribute in node.attribute)
+    ]
+    if found := [*(t.values.name for t in model.graph.sparse_initializer), *constants]:
+        raise UnsupportedError(
+            f"the model has sparse weights: {', '.join(map(repr, found[:5]))}"
+            f"{', ...' if len(found) > 5 else ''}. gtco reads dense ones only: export the model "
+            "with dense tensors (to_dense() in PyTorch)"
         )
 
 

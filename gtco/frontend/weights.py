@@ -64,6 +64,8 @@ def strip(
             getattr(skeleton, descriptor.name).extend(value)
         else:
             setattr(skeleton, descriptor.name, value)
+    # Below version 4 an initializer must be an input too, and here only large ones are.
+    skeleton.ir_version = max(skeleton.ir_version, 4)
     graph, given = skeleton.graph, model.graph
     graph.name = given.name or "graph"
     graph.node.extend(given.node)

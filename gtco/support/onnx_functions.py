@@ -1,4 +1,4 @@
-"""Writes out operators that ONNX defines by simpler ones."""
+"""Writes out operators that ONNX or the model itself defines by simpler ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,38 @@ import onnx.helper
 import onnx.inliner
 import onnx.shape_inference
 
+from gtco.support.onnx_messages import nodes
+
 # ONNX infers nothing behind these: they give the type and shape of what they normalize.
 _UNINFERRED = ("GroupNormalization", "MeanVarianceNormalization")
+
+
+def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without local functions: each call becomes the nodes of its function. ``model`` is
+    left as it is. External data stays where it is.
+    """
+    if not model.functions:
+        return model
+    if any(function.attribute_proto for function in model.functions):
+        model = _with_defaults(model)
+    return onnx.inliner.inline_local_functions(model)
+
+
+def _with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which calls have the attributes that they leave to the function's defaults: ONNX's
+    inliner passes over these, and the nodes inside would take defaults of their own operators.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    defaults = {
+        (_domain(f.domain), f.name, f.overload): list(f.attribute_proto) for f in copy.functions
+    }
+    for body in (copy.graph, *copy.functions):
+        for node in nodes(body):
+            given = {attribute.name for attribute in node.attribute}
+            key = _domain(node.domain), node.op_type, node.overload
+            node.attribute.extend(a for a in defaults.get(key, ()) if a.name not in given)
+    return copy
 
 
 def written_out(model: onnx.ModelProto, operators: Sequence[tuple[str, str]]) -> onnx.ModelProto:

@@ -63,9 +63,9 @@ def is_utf8(path: str | Path) -> bool:
     return True
 
 
-def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def nodes(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     """Every node, also those of nested graphs."""
-    for node in graph.node:
+    for node in body.node:
         yield node
         for attribute in node.attribute:
             for inner in subgraphs(attribute):
@@ -113,17 +113,16 @@ def check_functions(model: onnx.ModelProto) -> None:
     """Raises ModelError if a local function calls itself, directly or not. ONNX forbids it, and
     writing out the calls would not end.
     """
-    functions = {(f.domain, f.name): f for f in model.functions}
-    done: set[tuple[str, str]] = set()
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    done: set[tuple[str, str, str]] = set()
 
-    def visit(key: tuple[str, str], path: tuple[tuple[str, str], ...]) -> None:
+    def visit(key: tuple[str, str, str], path: tuple[tuple[str, str, str], ...]) -> None:
         if key in path:
             raise ModelError(f"the model's function '{key[1]}' calls itself: export it again")
         if key in done or key not in functions:
             return
-        graph = onnx.GraphProto(node=functions[key].node)
-        for node in nodes(graph):
-            visit((node.domain, node.op_type), (*path, key))
+        for node in nodes(functions[key]):
+            visit((node.domain, node.op_type, node.overload), (*path, key))
         done.add(key)
 
     for key in functions:

@@ -167,10 +167,9 @@ def onnx_reference(model: Path, name: str) -> Reference:
 
 def _inlined(source: str | bytes) -> Any:
     """The ModelProto with its local functions written out. External data stays where it is."""
-    import onnx.inliner
+    from gtco.support.onnx_functions import inlined
 
-    model = _read(source)
-    return onnx.inliner.inline_local_functions(model) if model.functions else model
+    return inlined(_read(source))
 
 
 def _whole(source: str | bytes, folder: str | None) -> Any:
