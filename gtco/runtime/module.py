@@ -58,8 +58,14 @@ def load(
     - ``temporary``: the model owns the folder of the file and removes it when it is closed
 
     Raises :class:`ArtifactError` if the file is not gtco's, is damaged, lacks its weights file, or
-    needs instructions, a GPU or a driver that this machine does not have.
+    needs instructions, a GPU or a driver that this machine does not have. Raises
+    :class:`OptionError` for what is no path.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(
+            f"gtco.load takes the path of the .so that 'gtco compile' writes, not a "
+            f"{type(path).__name__}: a library that is in memory has to be written to a file first"
+        )
     return Model(
         Path(path),
         threads,

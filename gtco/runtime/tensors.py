@@ -120,10 +120,10 @@ def to_numpy(spec: TensorSpec, value: Any, role: str = "input") -> np.ndarray:
         )
     if array.shape != spec.shape:
         raise InputError(
-            f"{role} '{spec.name}' has shape {array.shape}, expected {spec.shape}; this model was "
-            "compiled for that shape alone: "
+            f"{role} '{spec.name}' has shape {array.shape}, expected {spec.shape}; "
             + (
-                "resize or batch the input accordingly, or compile it for yours"
+                "this model was compiled for that shape alone: resize or batch the input "
+                "accordingly, or compile it for yours"
                 if role == "input"
                 else f'make it with np.empty({spec.shape}, "{spec.dtype}")'
             )

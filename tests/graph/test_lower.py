@@ -154,6 +154,20 @@ def test_a_clip_of_integers_keeps_its_bounds() -> None:
     np.testing.assert_array_equal(found[0], wanted[0])
 
 
+@pytest.mark.parametrize("axes", [[1], [0, 1]])
+def test_a_mean_of_integers_is_their_sum_divided_towards_zero(axes) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT32),
+        helper.make_node("Mul", ["i", "seven"], ["j"]),
+        helper.make_node("ReduceMean", ["j", "axes"], ["k"], keepdims=0),
+        helper.make_node("Cast", ["k"], ["y"], to=TensorProto.FLOAT),
+    ]
+    given = {"seven": np.int32(7), "axes": np.array(axes)}
+    graph, found, wanted = lowered(nodes, given, (4, 5))
+    assert "mean" not in graph.histogram()
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
 @pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
 def test_pooling_of_one_axis_is_canonical(kind) -> None:
     node = helper.make_node(kind, ["x"], ["y"], kernel_shape=[3], strides=[2], pads=[1, 0])

@@ -146,7 +146,7 @@ def test_one_output_takes_one_array(tmp_path: Path) -> None:
         (lambda y, total: y, "out has 1 tensors; the model has 2"),
         (
             lambda y, total: (y, total[:-1]),
-            r"'total' has shape \(39,\), expected \(40,\).*np.empty",
+            r"'total' has shape \(39,\), expected \(40,\); make it with np.empty",
         ),
         (lambda y, total: (y.astype(np.float64), total), "output 'y' has dtype float64"),
         (lambda y, total: (np.asfortranarray(y), total), "output 'y' is not dense and row-major"),

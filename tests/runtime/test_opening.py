@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,12 @@ def test_files_that_are_no_models(small: Path, tmp_path: Path) -> None:
     (tmp_path / "old.so").write_bytes(old)
     with pytest.raises(ArtifactError, match="another version of gtco"):
         load(tmp_path / "old.so")
+
+
+@pytest.mark.parametrize("given", [b"model.so", None, 3])
+def test_what_is_no_path(given: Any) -> None:
+    with pytest.raises(OptionError, match=f"not a {type(given).__name__}"):
+        load(given)
 
 
 def test_weights_file_lost_cut_or_swapped(kernels: bytes, tmp_path: Path) -> None:

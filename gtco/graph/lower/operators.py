@@ -233,6 +233,17 @@ def _reduction(kind: str) -> Rule:
     return rule
 
 
+def _mean(lowering: Lowering, call: relax.Call) -> str:
+    """Of integers it is their sum, divided towards zero."""
+    x, result = lowering.value(call.args[0]), _type(call)
+    axes = _axes(lowering, call, x)
+    if "int" not in result.dtype or not axes:
+        return _reduction("mean")(lowering, call)
+    count = prod(lowering.type(x).shape[axis] for axis in axes)
+    total = lowering.emit("sum", (x,), result, axes=axes, keepdims=bool(call.attrs.keepdims))
+    return lowering.emit("divide", (total, lowering.constant(count, result.dtype)), result)
+
+
 def _place(kind: str) -> Rule:
     """The rule of argmax and argmin. Over all elements, the tensor is taken as one row."""
 
@@ -320,7 +331,7 @@ RULES: dict[str, Rule] = {
     "tensor_to_shape": _tensor_to_shape,
     "size": _size,
     "sum": _reduction("sum"),
-    "mean": _reduction("mean"),
+    "mean": _mean,
     "max": _reduction("max"),
     "min": _reduction("min"),
     "prod": _reduction("prod"),
