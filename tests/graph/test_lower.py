@@ -168,6 +168,19 @@ def test_a_mean_of_integers_is_their_sum_divided_towards_zero(axes) -> None:
     np.testing.assert_array_equal(found[0], wanted[0])
 
 
+@pytest.mark.parametrize(
+    "kind", ["Sum", "Mean", "Max", "Prod", "L1", "L2", "LogSum", "SumSquare", "LogSumExp"]
+)
+@pytest.mark.parametrize("axes", [None, [], [1]])
+def test_a_reduction_over_no_axes_still_does_the_rest(kind, axes) -> None:
+    given = {} if axes is None else {"axes": np.array(axes, np.int64)}
+    node = helper.make_node(f"Reduce{kind}", ["x", *given], ["y"], noop_with_empty_axes=1)
+    _, found, wanted = lowered([node], given, (3, 4))
+    if kind == "LogSum":
+        found, wanted = ([np.nan_to_num(y) for y in ys] for ys in (found, wanted))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
 def test_pooling_of_one_axis_is_canonical(kind) -> None:
     node = helper.make_node(kind, ["x"], ["y"], kernel_shape=[3], strides=[2], pads=[1, 0])

@@ -4,7 +4,7 @@ ONNX's own backend tests showed what to correct or refuse:
 
 - LayerNormalization's second and third output, Pow of two types
 - Dropout's mask and training mode, IsInf's two flags, Constant's scalar forms
-- BatchNormalization's new statistics
+- BatchNormalization's new statistics, reductions over no axes
 - ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
 - tensors without elements
 
@@ -33,6 +33,7 @@ from gtco.frontend.operators.linear_quantization import (
     quantize_linear,
 )
 from gtco.frontend.operators.normalization import layer_normalization, skip_layer_normalization
+from gtco.frontend.operators.reductions import RULES as REDUCTIONS
 from gtco.frontend.operators.resize import Axis, Method, resize, resized_axes
 
 Attributes = Mapping[str, Any]
@@ -444,5 +445,6 @@ OVERRIDES: dict[str, Override] = {
     "EyeLike": _eye_like,
     "OneHot": _one_hot,
     "PRelu": _prelu,
+    **REDUCTIONS,
     **dict.fromkeys(("Max", "Min", "Mean", "Sum"), _without_elements),
 }
