@@ -181,6 +181,36 @@ def test_a_reduction_over_no_axes_still_does_the_rest(kind, axes) -> None:
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"starts": [1, -4], "ends": [1000, -1], "axes": [1, 3]},
+        {"starts": [0, 1], "ends": [1, 3]},
+        {"starts": [-1000], "ends": [2], "axes": [2]},
+    ],
+)
+def test_a_slice_whose_bounds_are_attributes(bounds) -> None:
+    """As opsets before 10 write it."""
+    nodes = [helper.make_node("Slice", ["x"], ["y"], **bounds)]
+    graph, found, wanted = lowered(nodes, {}, (2, 3, 4, 5), 9)
+    assert "relax" not in graph.histogram()
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
+@pytest.mark.parametrize("simplify", [False, True])
+def test_a_slice_of_a_shape_whose_bounds_are_attributes(simplify) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s"], ["t"], starts=[0], ends=[1]),
+        helper.make_node("Concat", ["t", "rest"], ["u"], axis=0),
+        helper.make_node("Reshape", ["x", "u"], ["y"]),
+    ]
+    model = single(nodes, {"rest": np.array([-1])}, (2, 3, 4), 9)
+    graph = lower(load_onnx(model, simplify=simplify))
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    np.testing.assert_array_equal(graph.evaluate({"x": x})["y"], x.reshape(2, 12))
+
+
 @pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
 def test_pooling_of_one_axis_is_canonical(kind) -> None:
     node = helper.make_node(kind, ["x"], ["y"], kernel_shape=[3], strides=[2], pads=[1, 0])

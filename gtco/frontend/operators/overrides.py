@@ -5,7 +5,7 @@ ONNX's own backend tests showed what to correct or refuse:
 - LayerNormalization's second and third output, Pow of two types
 - Dropout's mask and training mode, IsInf's two flags, Constant's scalar forms
 - BatchNormalization's new statistics, reductions over no axes
-- ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
+- Slice before opset 10, ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
 - tensors without elements
 
 Attention, Col2Im, ConvInteger and LpNormalization are gtco's own, and so are quantizing and
@@ -255,6 +255,22 @@ def _gather_elements(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> 
     return None if all(shape) else relax.op.zeros(shape, inputs[0].ty.dtype)
 
 
+def _slice(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Slice of opsets before 10, whose bounds are attributes. TVM reads the later form alone."""
+    if "starts" not in attrs:
+        return None
+    x, starts, ends = inputs[0], list(attrs["starts"]), list(attrs["ends"])
+    if isinstance(x, relax.ShapeExpr):
+        values = [int(size) for size in x.values][starts[0] : ends[0]]
+        return relax.const(numpy.array(values, "int64"), "int64")
+    shape = _shape(x)
+    axes = [axis % len(shape) for axis in attrs.get("axes", range(len(starts)))]
+    bounds = [slice(*at).indices(shape[axis]) for axis, *at in zip(axes, starts, ends, strict=True)]
+    first = [begin for begin, _, _ in bounds]
+    last = [max(begin, end) for begin, end, _ in bounds]
+    return builder.emit(relax.op.strided_slice(x, axes, first, last))
+
+
 def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     if _text(attrs.get("mode", b"DCR")) != "CRD":
         return None
@@ -434,6 +450,7 @@ OVERRIDES: dict[str, Override] = {
     "Clip": _clip,
     "Expand": _expand,
     "GatherElements": _gather_elements,
+    "Slice": _slice,
     "ScatterND": _scatter,
     "ScatterElements": _scatter,
     "SpaceToDepth": _space_to_depth,
