@@ -169,3 +169,57 @@ def test_a_size_known_only_at_run_time_is_refused():
     )
     with pytest.raises(UnsupportedError, match="known only at run time"):
         load_onnx(model, simplify=False)
+
+
+def of_opset(model, opset):
+    model.opset_import[0].version = opset
+    return model
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("scales", [(1, 1, 2, 2), (1, 1, 1.5, 0.6), (1, 1, 0.5, 0.5)])
+def test_a_resize_of_opset_10(mode, scales):
+    """It has no region of interest: its second input is the scales."""
+    x = {"x": np.random.default_rng(0).normal(size=(1, 2, 10, 10)).astype(np.float32)}
+    scaled = {"scales": np.array(scales, np.float32)}
+    check(of_opset(node_model("Resize", x, scaled, ["x", "scales"], 1, mode=mode), 10), x)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_sizes_beside_empty_scales(opset, mode):
+    """Inputs that are not given may be tensors without elements, as exporters for opset 11 wrote
+    them.
+    """
+    x = {"x": np.random.default_rng(0).normal(size=(1, 2, 9, 10)).astype(np.float32)}
+    empty = np.zeros(0, np.float32)
+    given = {"roi": empty, "scales": empty, "sizes": np.array([1, 2, 13, 7], np.int64)}
+    model = node_model("Resize", x, given, ["x", "roi", "scales", "sizes"], 1, mode=mode)
+    check(of_opset(model, opset), x)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("scale", [2.0, 1.7, 0.5])
+def test_middles_as_tensorflow_takes_them_for_neighbours(mode, scale):
+    """Until opset 12: the middle of an element is not moved back by half of one."""
+    x = {"x": np.random.default_rng(0).normal(size=(1, 2, 9, 10)).astype(np.float32)}
+    given = {"scales": np.array([1, 1, scale, scale], np.float32), "roi": np.zeros(0, np.float32)}
+    attrs = {"mode": mode, "coordinate_transformation_mode": "tf_half_pixel_for_nn"}
+    model = node_model("Resize", x, given, ["x", "roi", "scales"], 1, **attrs)
+    check(of_opset(model, 11), x)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": "bilinear"},
+        {"coordinate_transformation_mode": "tf_half_pixel"},
+        {"nearest_mode": "round"},
+    ],
+)
+def test_a_value_that_onnx_lacks_is_named(wrong):
+    x = {"x": np.zeros((1, 1, 4, 4), np.float32)}
+    scales = {"scales": np.array([1, 1, 1.7, 2], np.float32)}
+    (name, value), *_ = wrong.items()
+    with pytest.raises(UnsupportedError, match=f"ONNX has no {name} '{value}'"):
+        load_onnx(node_model("Resize", x, scales, ["x", "", "scales"], 1, **wrong), simplify=False)

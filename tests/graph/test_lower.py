@@ -197,6 +197,16 @@ def test_a_slice_whose_bounds_are_attributes(bounds) -> None:
     np.testing.assert_array_equal(found[0], wanted[0])
 
 
+@pytest.mark.parametrize("opset", [9, 10, 11])
+def test_the_number_of_top_k_is_an_attribute_or_an_input(opset) -> None:
+    by_attribute = opset < 10
+    given = {} if by_attribute else {"k": np.array([3])}
+    more = {"k": 3} if by_attribute else {}
+    nodes = [helper.make_node("TopK", ["x", *given], ["y", "i"], axis=1, **more)]
+    _, found, wanted = lowered(nodes, given, (2, 5, 3), opset)
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
 @pytest.mark.parametrize("simplify", [False, True])
 def test_a_slice_of_a_shape_whose_bounds_are_attributes(simplify) -> None:
     nodes = [

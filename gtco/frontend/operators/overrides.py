@@ -5,8 +5,11 @@ ONNX's own backend tests showed what to correct or refuse:
 - LayerNormalization's second and third output, Pow of two types
 - Dropout's mask and training mode, IsInf's two flags, Constant's scalar forms
 - BatchNormalization's new statistics, reductions over no axes
-- Slice before opset 10, ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
+- ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
 - tensors without elements
+
+ONNX's tests are of the newest form of an operator. Of older ones: Slice before opset 10, TopK and
+Resize of opset 10, Upsample.
 
 Attention, Col2Im, ConvInteger and LpNormalization are gtco's own, and so are quantizing and
 dequantizing in blocks.
@@ -34,7 +37,7 @@ from gtco.frontend.operators.linear_quantization import (
 )
 from gtco.frontend.operators.normalization import layer_normalization, skip_layer_normalization
 from gtco.frontend.operators.reductions import RULES as REDUCTIONS
-from gtco.frontend.operators.resize import Axis, Method, resize, resized_axes
+from gtco.frontend.operators.resize import FIRST, Axis, Method, resize, resized_axes
 
 Attributes = Mapping[str, Any]
 Override = Callable[[Any, Sequence[Any], Attributes], Any]
@@ -271,6 +274,15 @@ def _slice(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return builder.emit(relax.op.strided_slice(x, axes, first, last))
 
 
+def _top_k(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """TopK of opset 10, where k became an input: TVM looks for an attribute until opset 11."""
+    count = _constant(inputs[1]) if len(inputs) > 1 else None
+    if count is None or not {"largest", "sorted"}.isdisjoint(attrs):
+        return None
+    along = int(attrs.get("axis", -1))
+    return relax.op.topk(inputs[0], int(count.item()), along, ret_type="both", dtype="int64")
+
+
 def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     if _text(attrs.get("mode", b"DCR")) != "CRD":
         return None
@@ -283,6 +295,8 @@ def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> A
 
 def _resize(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """TVM's resize2d if it means the same, and :mod:`gtco.frontend.operators.resize` otherwise."""
+    if len(inputs) == 2:  # opset 10 has no region: x and scales
+        return _upsample(builder, inputs, attrs)
     x, *rest = _padded(inputs, 4)
     roi, scales, sizes = (None if t is None else _constant(t) for t in rest)
     if scales is not None and not scales.size:
@@ -290,24 +304,37 @@ def _resize(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     if scales is None and sizes is None:
         raise Refused("its scales or sizes are known only at run time: make them constants")
     method = Method.of(attrs)
+    if unknown := method.unknown():
+        raise Refused(f"ONNX has no {unknown}")
     if method.coordinates == "tf_crop_and_resize" and roi is None:
         raise Refused("its region of interest is known only at run time: make it a constant")
     axes = attrs.get("axes")
     policy = _text(attrs.get("keep_aspect_ratio_policy", b"stretch"))
     wanted = resized_axes(_shape(x), roi, scales, sizes, axes, policy)
     if axes is None and policy == "stretch" and _is_resize2d(wanted, method):
-        return None
+        return relax.op.image.resize2d(
+            x,
+            size=relax.ShapeExpr([wanted[2].out, wanted[3].out]),
+            roi=[0.0] * 4,
+            layout="NCHW",
+            method="nearest_neighbor" if method.mode == "nearest" else method.mode,
+            coordinate_transformation_mode=method.coordinates,
+            rounding_method=method.nearest_mode,
+            cubic_alpha=method.cubic_coeff_a,
+            cubic_exclude=0,
+            extrapolation_value=0.0,
+        )
     return resize(builder, x, wanted, method)
 
 
 def _upsample(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Resize as before opset 10: positions are scaled from the first one and rounded down."""
+    """Upsample, and Resize of opset 10: positions are scaled from the first one."""
     x, given = _padded(inputs, 2)
     scales = numpy.asarray(attrs["scales"]) if given is None else _constant(given)
     if scales is None:
         raise Refused("its scales are known only at run time: make them constants")
     mode = _text(attrs.get("mode", b"nearest"))
-    method = Method(mode if mode == "nearest" else "linear", "asymmetric", "floor")
+    method = Method(mode if mode == "nearest" else "linear", "asymmetric", FIRST)
     return resize(builder, x, resized_axes(_shape(x), None, scales, None, None), method)
 
 
@@ -451,6 +478,7 @@ OVERRIDES: dict[str, Override] = {
     "Expand": _expand,
     "GatherElements": _gather_elements,
     "Slice": _slice,
+    "TopK": _top_k,
     "ScatterND": _scatter,
     "ScatterElements": _scatter,
     "SpaceToDepth": _space_to_depth,

@@ -20,6 +20,13 @@ from typing import Any
 import numpy
 from tvm import relax
 
+MODES = ("nearest", "linear", "cubic")
+COORDINATES = (
+    *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn"),
+    *("align_corners", "asymmetric", "tf_crop_and_resize"),
+)
+ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+FIRST = "first"  # the rounding before opset 11: down, and up where an axis shrinks
 FEW = 4  # taps that are gathered one by one; more are a matrix product
 
 
@@ -74,6 +81,16 @@ class Method:
             float(attrs.get("extrapolation_value", 0.0)),
         )
 
+    def unknown(self) -> str:
+        """The attribute whose value ONNX does not have, in words; "" if none."""
+        given = {
+            "mode": (self.mode, MODES),
+            "coordinate_transformation_mode": (self.coordinates, COORDINATES),
+            "nearest_mode": (self.nearest_mode, ROUNDINGS),
+        }
+        wrong = [f"{name} '{value}'" for name, (value, of) in given.items() if value not in of]
+        return wrong[0] if wrong else ""
+
 
 def resized_axes(
     shape: Sequence[int],
@@ -120,6 +137,8 @@ def positions(axis: Axis, coordinates: str) -> numpy.ndarray:
         return x * (axis.size - 1) / (width - 1) if width != 1 else 0 * x
     if coordinates == "asymmetric":
         return x / axis.scale
+    if coordinates == "tf_half_pixel_for_nn":  # until opset 12; other axes stay as they are
+        return x if axis.scale == 1 else (x + 0.5) / axis.scale
     if coordinates == "tf_crop_and_resize":
         begin, end = axis.roi
         if width == 1:
@@ -140,7 +159,10 @@ def taps(axis: Axis, method: Method) -> ResizeTaps:
     if method.coordinates == "tf_crop_and_resize":
         inside = (at >= 0) & (at <= axis.size - 1)
     if method.mode == "nearest":
-        index = _nearest(at, method.nearest_mode)[:, None]
+        rounding = method.nearest_mode
+        if rounding == FIRST:
+            rounding = "floor" if axis.scale >= 1 else "ceil"
+        index = _nearest(at, rounding)[:, None]
         weight = numpy.ones(index.shape)
     else:
         # antialiasing widens the kernel by as much as the image shrinks
