@@ -27,6 +27,7 @@ from gtco.frontend.dimensions import Shapes
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import import_skeleton
 from gtco.frontend.program_writes import notes_of_writes
+from gtco.frontend.torch_resize import keep_sizes
 from gtco.frontend.torch_translations import translations
 from gtco.frontend.weights import LARGE
 from gtco.support.errors import ModelError, OptionError, installing
@@ -151,6 +152,7 @@ def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.
             f"{exported.kind} cannot be exported to ONNX: {_reason(error)}. Export it "
             "yourself with torch.onnx.export and give gtco the file"
         ) from error
+    keep_sizes(skeleton)
     _name_dimensions(skeleton.graph, _dimension_names(program))
     return skeleton, weights
 

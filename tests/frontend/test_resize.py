@@ -136,6 +136,20 @@ def test_resize_to_a_whole_position_that_float64_misses():
     assert got[0, 0, 8] == 3
 
 
+@pytest.mark.parametrize("nearest_mode", ["floor", "ceil"])
+@pytest.mark.parametrize("scale", [0.6, 0.7, 1.4])
+def test_a_whole_position_that_a_scale_in_float32_misses(nearest_mode, scale):
+    """3 / 0.6 is 5, but less than that if 0.6 is rounded to a float32 first."""
+    x = {"x": np.arange(50, dtype=np.float32)[None, None]}
+    attrs = {"nearest_mode": nearest_mode, "coordinate_transformation_mode": "asymmetric"}
+    scales = {"scales": np.array([1, 1, scale], np.float32)}
+    model = node_model("Resize", x, scales, ["x", "", "scales"], 1, mode="nearest", **attrs)
+    size = floor(50 * float(scales["scales"][2]))
+    wanted = [getattr(np, nearest_mode)(round(i / scale, 6)) for i in range(size)]
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate(x).values()
+    np.testing.assert_array_equal(got[0, 0], np.minimum(wanted, 49))
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 def test_a_resize_to_the_same_size_is_the_identity(mode, coordinates):

@@ -27,6 +27,7 @@ COORDINATES = (
 )
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 FIRST = "first"  # the rounding before opset 11: down, and up where an axis shrinks
+SLACK = 2e-7  # of a position: what a scale that is a float32 may be off
 FEW = 4  # taps that are gathered one by one; more are a matrix product
 
 
@@ -162,7 +163,8 @@ def taps(axis: Axis, method: Method) -> ResizeTaps:
         rounding = method.nearest_mode
         if rounding == FIRST:
             rounding = "floor" if axis.scale >= 1 else "ceil"
-        index = _nearest(at, rounding)[:, None]
+        by_scale = axis.scale != axis.out / axis.size
+        index = _nearest(at, rounding, 1e-9 + (SLACK * at if by_scale else 0 * at))[:, None]
         weight = numpy.ones(index.shape)
     else:
         # antialiasing widens the kernel by as much as the image shrinks
@@ -181,10 +183,11 @@ def taps(axis: Axis, method: Method) -> ResizeTaps:
     return ResizeTaps(numpy.clip(index, 0, axis.size - 1).astype(numpy.int64), weight, inside)
 
 
-def _nearest(at: numpy.ndarray, mode: str) -> numpy.ndarray:
-    # 8.5 / (17 / 7) - 0.5 is exactly 3, but a little more in float64
+def _nearest(at: numpy.ndarray, mode: str, slack: numpy.ndarray) -> numpy.ndarray:
+    # 8.5 / (17 / 7) - 0.5 is exactly 3, but a little more in float64, and 3 / 0.6 is 5, but less if
+    # the scale is a float32
     halves = numpy.round(2 * at) / 2
-    at = numpy.where(numpy.abs(at - halves) < 1e-9, halves, at)
+    at = numpy.where(numpy.abs(at - halves) < slack, halves, at)
     if mode == "floor":
         return numpy.floor(at)
     if mode == "ceil":
