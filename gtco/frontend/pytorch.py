@@ -27,6 +27,7 @@ from gtco.frontend.dimensions import Shapes
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import import_skeleton
 from gtco.frontend.program_writes import notes_of_writes
+from gtco.frontend.torch_mistakes import refuse_mistakes
 from gtco.frontend.torch_resize import keep_sizes
 from gtco.frontend.torch_translations import translations
 from gtco.frontend.weights import LARGE
@@ -126,10 +127,11 @@ def load_pytorch(
 
 def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.ndarray]]:
     """The program as ONNX by torch's exporter, and its large weights by name, which are inputs
-    there. Raises ModelError.
+    there. Raises ModelError, and UnsupportedError for what the exporter gets wrong.
     """
     torch = _torch()
     program: Any = exported.program
+    refuse_mistakes(program)
     try:
         on = bool(exported.autocast)
         cast = getattr(torch, exported.autocast) if on else None
