@@ -23,8 +23,43 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     if not model.functions:
         return model
     if any(function.attribute_proto for function in model.functions):
+        if any(map(_hands_on, model.functions)):
+            for function in _callers_first(model):
+                alone = onnx.inliner.inline_selected_functions
+                model = alone(_with_defaults(model), [function], exclude=False)
         model = _with_defaults(model)
     return onnx.inliner.inline_local_functions(model)
+
+
+def _hands_on(function: onnx.FunctionProto) -> bool:
+    """True if nodes inside have attributes that are the function's own, without a default. Where a
+    call leaves them out, such a node has none, and takes the default of its own function; this is
+    known once the call is inlined.
+    """
+    optional = set(function.attribute)
+    return any(a.ref_attr_name in optional for node in nodes(function) for a in node.attribute)
+
+
+def _callers_first(model: onnx.ModelProto) -> list[tuple[str, str]]:
+    """The functions, (domain, name), each before those that it calls. So a function's calls are all
+    in the graph when it comes.
+    """
+    calls = {
+        (f.domain, f.name): [(node.domain, node.op_type) for node in nodes(f)]
+        for f in model.functions
+    }
+    seen, order = set(), []
+
+    def visit(key: tuple[str, str]) -> None:
+        if key in calls and key not in seen:
+            seen.add(key)
+            for inner in calls[key]:
+                visit(inner)
+            order.append(key)
+
+    for key in calls:
+        visit(key)
+    return order[::-1]
 
 
 def _with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -41,8 +41,8 @@ def test_after_so_many_trials_stands_the_best_of_them() -> None:
     rows += [_record(configs[0], 1.0, "beaten"), _record(configs[11], 0.5, "taken")]
     found = live.traced(configs[0], rows, [(1, 0.2), (9, 3.0), (12, 5.0)])
     assert found.tried == 12
-    assert found.best == {1: configs[0], 10: configs[0], 16: configs[11]}
-    assert found.seconds == {1: 0.2, 10: 5.0, 16: 5.0}
+    assert found.best == {1: configs[0], 10: configs[0], 12: configs[11]}
+    assert found.seconds == {1: 0.2, 10: 5.0, 12: 5.0}
 
 
 def test_speed_is_beside_the_search_of_most_trials_and_the_last_count_goes_on() -> None:
@@ -81,6 +81,6 @@ def test_every_system_searches_and_is_timed_beside_the_others() -> None:
         row = live.live("toy", STAGE, POLICY, workers, SHIPPED, trials, 1, 60.0)
     assert set(row.ratios) == set(row.seconds) == set(trials)
     for name, ratios in row.ratios.items():
-        assert 1 in ratios and 10 in ratios, name
+        assert 1 in ratios and len(ratios) == 2, name
         assert all(ratio > 0 for ratio in ratios.values())
     assert row.ratios["search"][1] == row.ratios["analytic"][1]  # the same config, timed once

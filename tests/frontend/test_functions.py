@@ -66,6 +66,28 @@ def test_a_call_takes_the_defaults_of_its_function(given: float | None) -> None:
     assert [n.attribute[0].f for n in inlined(model).graph.node] == [pytest.approx(slope)]
 
 
+@pytest.mark.parametrize("given", [None, 0.5])
+def test_a_call_within_takes_them_where_its_attribute_is_left_out_outside(
+    given: float | None,
+) -> None:
+    """The outer function hands its attribute on, which has no default of its own."""
+    inner = refers(helper.make_node("Leaky", ["x"], ["y"], domain="my"), "slope", "steep")
+    outer = helper.make_function("my", "Outer", ["x"], ["y"], [inner], OPSETS, ["steep"])
+    last = helper.make_function(
+        "my", "Last", ["x"], ["y"],
+        [refers(helper.make_node("Outer", ["x"], ["y"], domain="my"), "steep", "steeper")],
+        OPSETS, ["steeper"],
+    )  # fmt: skip
+    node = helper.make_node("Last", ["x"], ["y"], domain="my")
+    if given is not None:
+        node.attribute.append(helper.make_attribute("steeper", given))
+    slope = 0.3 if given is None else given
+    for functions in ([leaky(0.3), outer, last], [last, outer, leaky(0.3)]):
+        model = calling([node], functions)
+        np.testing.assert_allclose(run(model), np.where(X < 0, slope * X, X), rtol=1e-6)
+        assert [n.op_type for n in inlined(model).graph.node] == ["LeakyRelu"]
+
+
 def test_a_call_within_a_function_and_within_a_branch_takes_them_too() -> None:
     inner = helper.make_node("Leaky", ["x"], ["y"], domain="my")
     outer = helper.make_function("my", "Outer", ["x"], ["y"], [inner], OPSETS)
