@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
-from gtco.codegen.generate import Generated, generate
+from gtco.codegen.generate import generate
 from gtco.codegen.workers import Workers
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.language.policy import LanguagePolicy
@@ -125,12 +125,11 @@ def heavy_stages(
     kinds: set[str] = set()
     while len(found) < most and any(ranked.values()):
         for model, stages in ranked.items():
-            fresh = [s for s in stages if s.key not in found]
+            ranked[model] = fresh = [s for s in stages if s.key not in found]
             if fresh and len(found) < most:
                 taken = next((s for s in fresh if s.label not in kinds), fresh[0])
                 found[taken.key] = model, taken
                 kinds.add(taken.label)
-            ranked[model] = [s for s in fresh if s.key not in found]
     return list(found.values())
 
 
@@ -143,7 +142,7 @@ def trace(
     seconds: float,
     effort: Tune,
     drawn: Drawn | None = None,
-) -> tuple[Trace, Generated]:
+) -> Trace:
     """Tunes a stage as ``effort`` says, or by ``drawn`` configs, with so many ``trials``."""
     begin = time.monotonic()
     choose = drawn.first if drawn else policy.choose
@@ -166,7 +165,7 @@ def trace(
                 progress=note,
                 proposals=drawn,
             )
-        return traced(first, records.all(), told), made
+        return traced(first, records.all(), told)
 
 
 def traced(first: Config, rows: Sequence[Record], told: Sequence[tuple[int, float]]) -> Trace:
@@ -209,9 +208,7 @@ def live(
     traces: dict[str, Trace] = {}
     for name, (chooser, effort, drawn) in ways.items():
         if name in trials:
-            traces[name], _ = trace(
-                stage, chooser, workers, trials[name], seconds, effort, drawn
-            )
+            traces[name] = trace(stage, chooser, workers, trials[name], seconds, effort, drawn)
     pick = policy.choose(stage)
     assert pick is not None
     bests = (config for found in traces.values() for config in found.best.values())
@@ -258,7 +255,7 @@ def append(path: Path, row: Row) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; none if there is none. A last line that is cut off is no row."""
+    """The rows of a file, which need not exist. A last line that was cut off is left out."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -285,7 +282,7 @@ def quality(rows: Sequence[Row], system: str, k: int, beside: tuple[str, int]) -
 
 
 def reached(of: Mapping[int, float], k: int) -> float:
-    """What stands after ``k`` trials."""
+    """The value at the largest number of trials up to ``k``."""
     return of[max((n for n in of if n <= k), default=min(of))]
 
 

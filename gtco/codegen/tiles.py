@@ -29,6 +29,31 @@ declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
 declare void @llvm.x86.tdpbusd(i8 immarg, i8 immarg, i8 immarg)
 """
+# Parts of both products: the tiles of C, A and B, of which C's rows are computed one by one; a word
+# of A in all lanes, and the row of B that it multiplies.
+_OPERANDS = f"""\
+entry:
+  %rows = call i64 @{PREFIX}rows(i64 %c)
+  %tc = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %c
+  %ta = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %a
+  %tb = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %b
+  br label %row
+"""
+_WORDS = """\
+  %pa = getelementptr i32, ptr %ra, i64 %k
+  %one = load i32, ptr %pa
+  %first = insertelement <16 x i32> poison, i32 %one, i64 0
+  %x = shufflevector <16 x i32> %first, <16 x i32> poison, <16 x i32> zeroinitializer
+  %rb = getelementptr <16 x i32>, ptr %tb, i64 %k
+  %y = load <16 x i32>, ptr %rb, align 64
+"""
+_NEXT_ROW = """\
+  %m.next = add i64 %m, 1
+  %m.more = icmp ult i64 %m.next, %rows
+  br i1 %m.more, label %row, label %done
+done:
+  ret void
+"""
 # s3 = total + the four products of the bytes of x, unsigned, and of y, signed
 _BYTES = "".join(
     f"""\
@@ -105,13 +130,7 @@ done:
   ret void
 }}
 define {LINKAGE} void @{PREFIX}multiply(i64 %c, i64 %a, i64 %b) noinline {{
-entry:
-  %rows = call i64 @{PREFIX}rows(i64 %c)
-  %tc = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %c
-  %ta = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %a
-  %tb = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %b
-  br label %row
-row:
+{_OPERANDS}row:
   %m = phi i64 [0, %entry], [%m.next, %sum]
   %ra = getelementptr <16 x i32>, ptr %ta, i64 %m
   br label %pair
@@ -119,13 +138,7 @@ pair:
   %k = phi i64 [0, %row], [%k.next, %pair]
   %even = phi <16 x float> [zeroinitializer, %row], [%even.next, %pair]
   %odd = phi <16 x float> [zeroinitializer, %row], [%odd.next, %pair]
-  %pa = getelementptr i32, ptr %ra, i64 %k
-  %one = load i32, ptr %pa
-  %first = insertelement <16 x i32> poison, i32 %one, i64 0
-  %x = shufflevector <16 x i32> %first, <16 x i32> poison, <16 x i32> zeroinitializer
-  %rb = getelementptr <16 x i32>, ptr %tb, i64 %k
-  %y = load <16 x i32>, ptr %rb, align 64
-  %x.low = shl <16 x i32> %x, splat (i32 16)
+{_WORDS}  %x.low = shl <16 x i32> %x, splat (i32 16)
   %y.low = shl <16 x i32> %y, splat (i32 16)
   %x.high = and <16 x i32> %x, splat (i32 -65536)
   %y.high = and <16 x i32> %y, splat (i32 -65536)
@@ -146,20 +159,9 @@ sum:
   %before = load <16 x float>, ptr %rc, align 64
   %after = fadd <16 x float> %before, %both
   store <16 x float> %after, ptr %rc, align 64
-  %m.next = add i64 %m, 1
-  %m.more = icmp ult i64 %m.next, %rows
-  br i1 %m.more, label %row, label %done
-done:
-  ret void
-}}
+{_NEXT_ROW}}}
 define {LINKAGE} void @{PREFIX}multiply8(i64 %c, i64 %a, i64 %b) noinline {{
-entry:
-  %rows = call i64 @{PREFIX}rows(i64 %c)
-  %tc = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %c
-  %ta = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %a
-  %tb = getelementptr [16 x <16 x i32>], ptr @{PREFIX}data, i64 %b
-  br label %row
-row:
+{_OPERANDS}row:
   %m = phi i64 [0, %entry], [%m.next, %sum]
   %ra = getelementptr <16 x i32>, ptr %ta, i64 %m
   %rc = getelementptr <16 x i32>, ptr %tc, i64 %m
@@ -168,23 +170,12 @@ row:
 four:
   %k = phi i64 [0, %row], [%k.next, %four]
   %total = phi <16 x i32> [%before, %row], [%s3, %four]
-  %pa = getelementptr i32, ptr %ra, i64 %k
-  %one = load i32, ptr %pa
-  %first = insertelement <16 x i32> poison, i32 %one, i64 0
-  %x = shufflevector <16 x i32> %first, <16 x i32> poison, <16 x i32> zeroinitializer
-  %rb = getelementptr <16 x i32>, ptr %tb, i64 %k
-  %y = load <16 x i32>, ptr %rb, align 64
-{_BYTES}  %k.next = add i64 %k, 1
+{_WORDS}{_BYTES}  %k.next = add i64 %k, 1
   %k.more = icmp ult i64 %k.next, 16
   br i1 %k.more, label %four, label %sum
 sum:
   store <16 x i32> %s3, ptr %rc, align 64
-  %m.next = add i64 %m, 1
-  %m.more = icmp ult i64 %m.next, %rows
-  br i1 %m.more, label %row, label %done
-done:
-  ret void
-}}
+{_NEXT_ROW}}}
 """
 
 

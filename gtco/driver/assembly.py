@@ -79,7 +79,7 @@ Run = TypeVar("Run", Artifact, Variant)
 
 def in_parts(part: Run, batch: Batch | None) -> Run:
     """What runs ``part``, a model of some samples, on all samples of a batch; ``part`` itself if
-    there is none. Its steps then report the work and the time of all their calls.
+    there is none. Each step then reports the work and the time of all its calls.
     """
     if batch is None:
         return part

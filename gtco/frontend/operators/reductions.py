@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax
 
-# What is left of a reduction whose sum is of one element.
+# What a reduction over no axes still computes from each element.
 _OF_ONE: dict[str, Callable[[Any], Any]] = {
     "ReduceL1": relax.op.abs,
     "ReduceL2": relax.op.abs,

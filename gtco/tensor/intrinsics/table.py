@@ -104,20 +104,28 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         # float32 throughout: the plain FMA
         Kind("fma", "float32", Layout(), Layout(), lanes=(NEON_LANES, 8, 16)),
-        # TDPBF16PS: a tile of 16 rows adds the products of 16 pairs
-        Kind(
-            "tiles",
-            "bfloat16",
-            Layout("bfloat16", 2),
-            Layout("bfloat16", 2),
-            step=32,
-            products=32,
-            height=16,
-            in_tiles=True,
-            latency=52,
-            spare=0,
-            features=("amx-tile", "amx-bf16"),
-            lanes=(16,),
+        # TDPBF16PS: a tile of 16 rows adds the products of 16 pairs; TDPBUSD: exactly, those of 16
+        # times four uint8 of A and int8 of B
+        *(
+            Kind(
+                name,
+                b.dtype,
+                a,
+                b,
+                step=16 * b.step,
+                products=16 * b.step,
+                height=16,
+                in_tiles=True,
+                latency=52,
+                spare=0,
+                features=("amx-tile", feature),
+                lanes=(16,),
+                accumulator=sums,
+            )
+            for name, a, b, feature, sums in (
+                ("tiles", Layout("bfloat16", 2), Layout("bfloat16", 2), "amx-bf16", "float32"),
+                ("tiles8", Layout("uint8", 4), Layout("int8", 4), "amx-int8", "int32"),
+            )
         ),
         # VDPBF16PS: each lane adds the products of a pair
         Kind(
@@ -205,22 +213,6 @@ KINDS: Mapping[str, Kind] = {
             spare=2,
             converts=3,
             lanes=(NEON_LANES, 8, 16),
-        ),
-        # TDPBUSD: as TDPBF16PS, of 16 times four uint8 of A and int8 of B, exactly
-        Kind(
-            "tiles8",
-            "int8",
-            Layout("uint8", 4),
-            Layout("int8", 4),
-            step=64,
-            products=64,
-            height=16,
-            in_tiles=True,
-            latency=52,
-            spare=0,
-            features=("amx-tile", "amx-int8"),
-            lanes=(16,),
-            accumulator="int32",
         ),
         # VPDPBUSD: each lane adds the products of four uint8 of A and four int8 of B, exactly, in
         # vectors of 512 bits and of 256
