@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -33,6 +33,7 @@ from gtco.support.options import PRECISIONS, Tune
 from gtco.tensor.intrinsics.table import kinds, multiplied
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
+from gtco.tensor.stage import Stage
 from gtco.tuning.learned import LearnedProposals
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, KnownFirst, Proposals
@@ -84,10 +85,9 @@ def tune(
     noisy, the picks stay and the models get a note.
     """
     tuner = _Tuner(
-        models, policy, workers, threads, effort, records, shipped, progress, earlier, runner
+        models, policy, workers, threads, effort, records, shipped, progress, earlier, runner,
+        proposals,
     )
-    if proposals is not None:
-        tuner.proposals = proposals
     while tuner.round():
         pass
     tuner.end()
@@ -107,6 +107,7 @@ class _Tuner:
         progress: Callable[[View], None],
         earlier: Sequence[StageResult],
         runner: Runner | None,
+        proposals: Proposals | None,
     ) -> None:
         self.models, self.policy = models, policy
         self.effort, self.progress = effort, progress
@@ -132,22 +133,30 @@ class _Tuner:
         elsewhere = [record for record in known if record.circumstances != self.circumstances]
         others = [*shipped, *elsewhere]
         stages = records.stages() if records is not None else {}
+        self.proposals = self.named(here, others, stages) if proposals is None else proposals
+        if records is not None:
+            records.remember(result.stage for result in self.results.values())
+
+    def named(
+        self, here: Sequence[Record], others: Sequence[Record], stages: Mapping[str, Stage]
+    ) -> Proposals:
+        """Who proposes candidates, by the effort: the records of this machine and of ``others``
+        tell what is known, ``stages`` the programs of what they name.
+        """
         first = nearest(others, self.results.keys(), self.circumstances)
-        if effort.policy == "closed-form":
+        if self.effort.policy == "closed-form":
             tuned = (result.stage for result in self.results.values())
-            for key, config in written(policy, tuned).items():
+            for key, config in written(self.policy, tuned).items():
                 first[key] = [config, *first.get(key, ())]
-        writer = writer_of(policy, effort)
+        writer = writer_of(self.policy, self.effort)
         proposals: Proposals = (
-            LearnedProposals(policy, self.results, here, others, stages, writer)
-            if effort.learned
-            else AnalyticProposals(policy)
+            LearnedProposals(self.policy, self.results, here, others, stages, writer)
+            if self.effort.learned
+            else AnalyticProposals(self.policy)
         )
         if writer is not None:
             proposals = SentenceProposals(writer, proposals)
-        self.proposals: Proposals = KnownFirst(proposals, policy, first)
-        if records is not None:
-            records.remember(result.stage for result in self.results.values())
+        return KnownFirst(proposals, self.policy, first)
 
     @property
     def left(self) -> float:
