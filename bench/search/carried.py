@@ -15,9 +15,14 @@ from gtco.search.analytic import AnalyticPolicy
 from gtco.search.learning.cost_model import spearman
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config
+from gtco.tuning.proposals import AnalyticProposals
+from gtco.tuning.result import StageResult
 
 from ..harness.readings import STAGES, Readings
 from ..harness.suite import console
+
+EVERY = 1 << 10  # proposals, many of which no file has
+TRIALS = 8  # of them, as many as a compile measures of a heavy stage in its ten seconds at most
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Priced:
       that were measured;
     - ``picked``: the same share for the policy's own pick out of the whole space. None if that was
       not measured; then ``of_best`` says only how the measured ones are ranked;
+    - ``tried``: the share after the first :data:`TRIALS` proposals that were measured;
     - ``rank``: Spearman's correlation between price and time;
     - ``ratio``: price over time, the median.
     """
@@ -39,6 +45,7 @@ class Priced:
     gone: int
     of_best: float
     picked: float | None
+    tried: float
     rank: float
     ratio: float
     chosen: Config
@@ -58,6 +65,9 @@ def priced_stages(readings: Readings) -> list[Priced]:
         chosen, best = min(prices, key=prices.__getitem__), min(known, key=known.__getitem__)
         pick = policy.choose(stage)
         assert pick is not None
+        proposed = AnalyticProposals(policy).propose(StageResult(stage, (1,), pick, pick), EVERY)
+        measured = [one.config for one in proposed if one.config in known][:TRIALS]
+        tried = [pick.config if pick.config in known else chosen, *measured]
         rows.append(
             Priced(
                 name,
@@ -65,6 +75,7 @@ def priced_stages(readings: Readings) -> list[Priced]:
                 len(seconds) - len(known),
                 known[best] / known[chosen],
                 known[best] / known[pick.config] if pick.config in known else None,
+                known[best] / min(known[c] for c in tried),
                 spearman(list(prices.values()), list(known.values())),
                 statistics.median(prices[c] / t for c, t in known.items()),
                 chosen,
@@ -82,7 +93,7 @@ def mean(rows: Sequence[Priced]) -> float:
 def show(file: Path, rows: Sequence[Priced]) -> None:
     table = Table(title=f"prices beside {file.name}", title_justify="left")
     table.add_column("stage")
-    for heading in ("configs", "of the best", "pick", "rank", "price / time"):
+    for heading in ("configs", "of the best", "pick", f"{TRIALS} tried", "rank", "price / time"):
         table.add_column(heading, justify="right")
     table.add_column("least price, and the best", max_width=70)
     for r in rows:
@@ -91,6 +102,7 @@ def show(file: Path, rows: Sequence[Priced]) -> None:
             str(r.configs),
             f"{r.of_best:.3f}",
             "not measured" if r.picked is None else f"{r.picked:.3f}",
+            f"{r.tried:.3f}",
             f"{r.rank:.2f}",
             f"{r.ratio:.2f}",
             f"{_short(r.chosen)}\n{_short(r.best)}",
@@ -101,7 +113,9 @@ def show(file: Path, rows: Sequence[Priced]) -> None:
     unmeasured = sum(r.picked is None for r in rows)
     out.print(
         f"of the best, the least price among the measured configs: {mean(rows):.3f} in the "
-        f"geometric mean, worst {worst.of_best:.3f} ({worst.stage}); rank "
+        f"geometric mean, worst {worst.of_best:.3f} ({worst.stage}), "
+        f"{statistics.geometric_mean(r.tried for r in rows):.3f} and worst "
+        f"{min(r.tried for r in rows):.3f} after {TRIALS} proposals; rank "
         f"{statistics.mean(r.rank for r in rows):.2f}; {len(rows) - unmeasured} of {len(rows)} are "
         f"the policy's own picks, of the other {unmeasured} the pick was not measured"
         + (

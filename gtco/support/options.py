@@ -141,7 +141,7 @@ class Tune:
 
 
 EFFORTS = {
-    "quick": Tune(seconds=10.0, patience=1, again=False, learned=False),
+    "quick": Tune(seconds=10.0, patience=2, again=False, learned=False),
     "full": Tune(fusion=True),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
 from random import Random
 from typing import Protocol
 
@@ -31,9 +32,11 @@ class Proposals(Protocol):
 
 
 class AnalyticProposals:
-    """Proposes the policy's alternatives to the current pick (coordinate descent over the decisions
-    of the space). From the second round on it adds mutations of the pick, which the policy's own
-    model would never propose.
+    """Proposes in turn the policy's alternatives to the current pick (coordinate descent over the
+    decisions of the space) and what the policy ranks first in the whole space. Replayed on the
+    readings of two machines (``bench policy --readings``), both together find more than either.
+    From the second round on it adds mutations of the pick, which the policy's own model would never
+    propose.
     """
 
     def __init__(self, policy: Policy, seed: int = 0) -> None:
@@ -42,10 +45,19 @@ class AnalyticProposals:
 
     def propose(self, result: StageResult, n: int) -> list[Pick]:
         mutated = self._mutations(result, n // MUTATIONS) if result.rounds else []
-        found = self.policy.alternatives(result.stage, result.last, result.tested)
-        picks = {pick.config: pick for pick in (*found[: n - len(mutated)], *mutated)}
-        least = HOPELESS * result.last.seconds
-        return [pick for pick in picks.values() if pick.seconds <= least]
+        found = self._ranked(result, n)[: n - len(mutated)]
+        return list({pick.config: pick for pick in (*found, *mutated)}.values())
+
+    def _ranked(self, result: StageResult, n: int) -> list[Pick]:
+        known, most = {*result.tested, result.last.config}, HOPELESS * result.last.seconds
+        others = self.policy.alternatives(result.stage, result.last, known)
+        best = self.policy.best(result.stage, n + len(known))
+        both = {
+            pick.config: pick
+            for pick in chain.from_iterable(zip_longest(others, best))
+            if pick is not None and pick.config not in known and pick.seconds <= most
+        }
+        return list(both.values())
 
     def _mutations(self, result: StageResult, n: int) -> list[Pick]:
         """The pick with one decision changed at random, once for every draw that was not tested
@@ -59,7 +71,8 @@ class AnalyticProposals:
                 continue
             pick = priced(self.policy, space, config)
             assert pick is not None
-            found[config] = pick
+            if pick.seconds <= HOPELESS * result.last.seconds:
+                found[config] = pick
         return list(found.values())
 
 
