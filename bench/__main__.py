@@ -11,7 +11,7 @@ from gtco.support.pipes import until_closed
 # A benchmark's name, the folder that it lies in, and what it measures.
 BENCHMARKS = {
     "end_to_end": ("models", "every system on whole models, interleaved (docs/results.md)"),
-    "readme": ("models", "docs/results.md and the table of best peers, from what end_to_end wrote"),
+    "readme": ("models", "the tables of docs/results.md and docs/int8.md, from a run's JSON"),
     "check_models": (
         "models",
         "the whole family: does it compile, is it right, how fast, by which kernels",

@@ -1,13 +1,13 @@
-"""The tables of docs/results.md and docs/benchmarks.md, written from one run of ``end_to_end``, and
-that of docs/int8.md, from one run of ``int8``.
+"""The tables of docs/results.md, each written from one run of ``end_to_end``, and that of
+docs/int8.md, from one run of ``int8``.
 
 ``python -m bench readme build/bench/end_to_end.json [docs/results.md]``
-``python -m bench readme --table peers build/bench/wide.json [docs/benchmarks.md]``
+``python -m bench readme --table peers build/bench/bf16.json [docs/results.md]``
 ``python -m bench readme --table int8 build/bench/int8.json [docs/int8.md]``
 
 Every number of a section comes from that one file, so that no column is of another run and no row
-is left out. The former is between the ``results`` marks; that of the best peers has marks for
-each precision, ``peers fp32`` and ``peers bf16``. Without a file to write to it is printed.
+is left out. The table of fp32 is between the ``results`` marks, and that of the best peers between
+marks that name the precision, ``peers bf16``. Without a file to write to it is printed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         "--table",
         choices=("results", "peers", "int8"),
         default="results",
-        help="that of docs/results.md (default), the best peer of each model, or that of int8",
+        help="every peer in fp32 (default), the best peer of each model, or int8",
     )
     options = parser.parse_args(argv)
     try:
