@@ -35,10 +35,11 @@ from gtco.driver.quantizing import all_quantized, quantized
 from gtco.driver.sizes.dynamic_shapes import dims_of
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Target, target
-from gtco.runtime.artifact import Artifact, publish_alone
+from gtco.runtime.artifact import Artifact
 from gtco.runtime.c_objects import made_early
 from gtco.runtime.cross import compiler_for
 from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.linking import publish_alone
 from gtco.runtime.publish import publish, staging
 from gtco.search.records.records import Record, Records
 from gtco.search.records.shipped import shipped

@@ -17,7 +17,7 @@ from gtco.codegen.jobs import Job, Kernel
 from gtco.codegen.processes import python
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target
-from gtco.runtime.artifact import write_artifact
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.publish import temporary
 from gtco.search.closed_form.products import Product
 from gtco.support.errors import OptionError

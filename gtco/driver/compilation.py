@@ -23,8 +23,9 @@ from gtco.driver.sizes.sharing import shared_steps
 from gtco.driver.verifying import model_compared, opened_library, stages_compared
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
-from gtco.runtime.artifact import Artifact, build_artifact
+from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.linking import build_artifact
 from gtco.runtime.plan import Batch, Step
 from gtco.runtime.publish import write_error
 from gtco.search.records.records import Record, Records

@@ -20,8 +20,8 @@ from gtco.driver.sizes.shared import Shared
 from gtco.driver.sizes.variants import Part, Ranged, assemble_variants
 from gtco.driver.sizes.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
-from gtco.runtime.artifact import build_artifact
 from gtco.runtime.library import read_metadata
+from gtco.runtime.linking import build_artifact
 from gtco.runtime.ranges import Covered
 from gtco.search.records.records import Records
 from gtco.support.options import CompileOptions

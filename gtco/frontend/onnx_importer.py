@@ -16,7 +16,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from gtco.frontend.node_check import NUMBERS, Node, differ, spell
-from gtco.frontend.operators.overrides import OVERRIDES, Refused
+from gtco.frontend.operators.arguments import Refused
+from gtco.frontend.operators.overrides import OVERRIDES
 from gtco.frontend.operators.padding import with_windows
 
 _SMALL = 1 << 10  # elements: a larger constant is data

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gtco.machine.isa import X86_64, Isa
 from gtco.runtime import c_objects
-from gtco.runtime.artifact import LINK_FLAGS
 from gtco.runtime.cross import compiler_for, flags_for
 from gtco.runtime.elf_object import closed
+from gtco.runtime.linking import LINK_FLAGS
 from gtco.runtime.publish import publish, staging, write_error
 from gtco.runtime.table import CSRC, c_string, normalize_features
 from gtco.support.errors import BuildError

@@ -15,7 +15,7 @@ import numpy as np
 from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Machine, cpu_target
-from gtco.runtime.artifact import write_artifact
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.publish import temporary
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage

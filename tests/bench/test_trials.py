@@ -21,7 +21,7 @@ from bench.search.tvm_kernels import PREPROC, Program, TvmJob, artifact, build, 
 from bench.search.tvm_stage import LAYOUT_FREE, program
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target, detect
-from gtco.runtime.artifact import write_artifact
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.records.records import Outcome, Record

@@ -118,11 +118,11 @@ def faults(
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """A library with its weights inside, and one with its weights beside it."""
-    from gtco.runtime import artifact
+    from gtco.runtime import linking
 
     made = []
     for number, limit in enumerate((10**9, 0)):
-        build = artifact.build_artifact
+        build = linking.build_artifact
         monkeypatch.setattr(
             "gtco.driver.compilation.build_artifact",
             lambda *given, limit=limit, build=build: build(*given, weights_inside_limit=limit),

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from gtco.compiler import compile_model, compile_to_file
-from gtco.runtime.artifact import write_artifact
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.publish import write_whole
 from gtco.support.errors import ArtifactError, BuildError, GtcoError

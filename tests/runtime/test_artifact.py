@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime import artifact as artifact_module
-from gtco.runtime.artifact import EXPORTS, write_artifact
+from gtco.runtime import linking
 from gtco.runtime.elf_object import symbols
+from gtco.runtime.linking import EXPORTS, write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.table import known_features, normalize_features
@@ -241,7 +241,7 @@ def test_a_full_disk_leaves_the_old_model(tmp_path: Path, kernels: bytes) -> Non
         from pathlib import Path
         import numpy as np
         from gtco.support.errors import BuildError
-        from gtco.runtime.artifact import write_artifact
+        from gtco.runtime.linking import write_artifact
         from tests.runtime.test_models import small_artifact
         kernels = Path({str(tmp_path)!r}, "kernels.bin").read_bytes()
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -270,7 +270,7 @@ def test_no_space_when_the_files_are_renamed(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(artifact_module.os, "replace", full)
+    monkeypatch.setattr(linking.os, "replace", full)
     with pytest.raises(BuildError, match=r"No space left on device.*MB are free"):
         write_artifact(small_artifact(kernels), tmp_path / "m.so")
     assert list(tmp_path.iterdir()) == []
@@ -282,7 +282,7 @@ def test_ctrl_c_leaves_nothing(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(artifact_module, "publish", interrupted)
+    monkeypatch.setattr(linking, "publish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_artifact(small_artifact(kernels), tmp_path / "m.so")
     assert list(tmp_path.iterdir()) == []

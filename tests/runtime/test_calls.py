@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import write_artifact
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.support.errors import ArtifactError, InputError, OptionError

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import Artifact, write_artifact
+from gtco.runtime.artifact import Artifact
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.support.options import c_compiler

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import read_metadata
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.tensors import dense, like, to_numpy

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import read_metadata
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.publish import weights_beside
 from gtco.support.errors import ArtifactError, OptionError

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from gtco.runtime import publish as publish_module
-from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import Library, read_metadata
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.publish import staging, weights_beside, write_whole
 from gtco.support.errors import ArtifactError, BuildError

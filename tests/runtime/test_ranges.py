@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import Artifact, write_artifact
+from gtco.runtime.artifact import Artifact
 from gtco.runtime.library import OK
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import Cover, Step, TensorSpec, Variant
 from gtco.support.errors import InputError, OptionError

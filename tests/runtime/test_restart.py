@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from gtco.runtime import table
-from gtco.runtime.artifact import write_artifact
 from gtco.runtime.elf_object import closed, symbols
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.table import CSRC

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import Library
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.support.errors import ArtifactError, OptionError
 from tests.runtime.test_models import (

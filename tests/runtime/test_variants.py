@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import Artifact, write_artifact
+from gtco.runtime.artifact import Artifact
 from gtco.runtime.library import OK, TensorInfo
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, Variant
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError

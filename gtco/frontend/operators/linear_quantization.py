@@ -6,7 +6,7 @@ arithmetic of float32. Everything else becomes the operators ``quantize`` and ``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,11 @@ import numpy
 import onnx
 from tvm import relax
 
+from gtco.frontend.operators.arguments import Attributes, Refused
 from gtco.frontend.operators.padding import padding
 
-Attributes = Mapping[str, Any]
 QUANTIZED = ("int8", "uint8", "int16", "uint16")
 _FLOATS = ("float32", "float16", "bfloat16")
-
-
-class UnsuitableQuantization(Exception):
-    """A quantization that cannot be compiled; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +38,12 @@ def dequantize_linear(builder: Any, inputs: Sequence[Any], attrs: Attributes) ->
     x, scale, zero = _three(inputs)
     source, made = _dtype(x), _dtype_of(attrs, _dtype(scale))
     if made not in _FLOATS or _dtype(scale) not in _FLOATS:
-        raise UnsuitableQuantization(
+        raise Refused(
             f"it dequantizes to {made} by a scale of {_dtype(scale)}, and gtco knows "
             f"{', '.join(_FLOATS)}"
         )
     if source not in (*QUANTIZED, "int32"):
-        raise UnsuitableQuantization(
+        raise Refused(
             f"it dequantizes {source}, and gtco dequantizes {', '.join(QUANTIZED)} and int32 "
             "(int4 as a constant): quantize the model to one of these"
         )
@@ -74,16 +70,16 @@ def quantize_linear(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> A
     x, scale, zero = _three(inputs)
     made = _dtype_of(attrs, "uint8" if zero is None else _dtype(zero))
     if zero is not None and _dtype(zero) != made:
-        raise UnsuitableQuantization(
+        raise Refused(
             f"its zero point is {_dtype(zero)} and its output_dtype {made}: they have to be equal"
         )
     if made not in QUANTIZED:
-        raise UnsuitableQuantization(
+        raise Refused(
             f"it quantizes to {made}, and gtco quantizes to {', '.join(QUANTIZED)}: quantize the "
             "model to one of these"
         )
     if _dtype(scale) not in _FLOATS or _dtype(x) not in (*_FLOATS, "int32"):
-        raise UnsuitableQuantization(
+        raise Refused(
             f"it quantizes {_dtype(x)} by a scale of {_dtype(scale)}, and gtco knows "
             f"{', '.join(_FLOATS)}"
         )
@@ -108,7 +104,7 @@ def conv_integer(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     x, w, x_zero, w_zero = [*inputs, None, None][:4]
     space = len(_shape(x)) - 2
     if space not in (1, 2, 3):
-        raise UnsuitableQuantization(f"it convolves {space} axes, and gtco convolves 1 to 3")
+        raise Refused(f"it convolves {space} axes, and gtco convolves 1 to 3")
     outputs = _shape(w)[0]
     x = _shifted(builder, x, x_zero, ())
     by_output = () if w_zero is None or _size(w_zero) == 1 else (outputs, *[1] * (space + 1))
@@ -149,25 +145,25 @@ def _checked(x: Any, scale: Any, zero: Any, attrs: Attributes) -> int:
     shape, given = _shape(x), _shape(scale)
     axis, block = int(attrs.get("axis", 1)), int(attrs.get("block_size", 0))
     if zero is not None and _size(zero) != _size(scale):
-        raise UnsuitableQuantization(
+        raise Refused(
             f"its scale has the shape {given} and its zero point {_shape(zero)}: give a zero point "
             "for each scale"
         )
     if not block and _size(scale) == 1:
         return 0
     if not -len(shape) <= axis < len(shape):
-        raise UnsuitableQuantization(f"its axis {axis} is none of the {len(shape)} of its input")
+        raise Refused(f"its axis {axis} is none of the {len(shape)} of its input")
     axis %= len(shape)
     if not block:
         if len(given) != 1 or given[0] != shape[axis]:
-            raise UnsuitableQuantization(
+            raise Refused(
                 f"its scale has the shape {given}: give one scale, or the {shape[axis]} of axis "
                 f"{axis} of its input {shape}"
             )
         return axis
     wanted = [-(-n // block) if i == axis else n for i, n in enumerate(shape)] if block > 0 else []
     if given != wanted:
-        raise UnsuitableQuantization(
+        raise Refused(
             f"its blocks of {block} do not divide its input {shape} along axis {axis}: the scale "
             f"has the shape {given} and has to have {wanted or 'blocks of 1 or more'}"
         )

@@ -1,30 +1,30 @@
-"""ONNX's LayerNormalization and ONNX Runtime's SkipLayerNormalization in Relax, with all their
-outputs and with any scale and bias that broadcast.
-
-::
+"""Normalizations. ONNX's LayerNormalization and ONNX Runtime's SkipLayerNormalization have all of
+their outputs, and any scale and bias that broadcast::
 
     y = (x - mean) * inverse * scale + bias    mean, 1 / deviation: over the axes from ``axis`` on
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 from tvm import relax
 
+from gtco.frontend.operators.arguments import Attributes
+
 _SKIP_EPSILON = 1e-12
 
 
-def layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+def layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """(y, mean, inverse deviation); the last two only if the node returns them."""
     x, scale, bias = (*inputs, None)[:3]
     axis, epsilon = attrs.get("axis", -1), attrs.get("epsilon", 1e-5)
     return _normalized(builder, x, scale, bias, axis, epsilon, attrs["tvm_custom"]["num_outputs"])
 
 
-def skip_layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+def skip_layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """The layer norm of s = x + skip + bias over the last axis, its mean, its inverse deviation,
     and s; each only if the node returns it.
     """
@@ -77,3 +77,35 @@ def _plain(builder: Any, tensor: Any, inner: Sequence[int]) -> Any:
     if lead < 0 or any(size != 1 for size in shape[:lead]) or shape[lead:] != list(inner):
         return None
     return builder.emit(relax.op.reshape(tensor, inner)) if lead else tensor
+
+
+def batch_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """BatchNormalization in training mode too: the share of the new statistics is 1 - momentum, and
+    TVM takes momentum.
+    """
+    if not attrs.get("training_mode", 0) or any(x.ty.dtype != "float32" for x in inputs):
+        return None
+    made = relax.op.nn.batch_norm(
+        *inputs,
+        axis=1,
+        epsilon=attrs.get("epsilon", 1e-5),
+        momentum=1 - attrs.get("momentum", 0.9),
+        training=True,
+    )
+    return relax.Tuple([relax.TupleGetItem(made, n) for n in range(3)])
+
+
+def lp_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Vectors along ``axis`` divided by their norm, the sum of magnitudes for p = 1 and the root of
+    the sum of squares for p = 2. A vector of zeros stays one, as in ONNX Runtime.
+    """
+    x, p = inputs[0], int(attrs.get("p", 2))
+    dtype = str(x.ty.dtype)
+    powers = relax.op.abs(x) if p == 1 else relax.op.multiply(x, x)
+    norm = builder.emit(
+        relax.op.sum(builder.emit(powers), [int(attrs.get("axis", -1))], keepdims=True)
+    )
+    norm = norm if p == 1 else builder.emit(relax.op.sqrt(norm))
+    none = builder.emit(relax.op.equal(norm, relax.const(0, dtype)))
+    norm = builder.emit(relax.op.where(none, relax.const(1, dtype), norm))
+    return relax.op.divide(x, norm)

@@ -21,8 +21,8 @@ from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel
 from gtco.driver.candidates import bundle
 from gtco.driver.compilation import Compilation, silent
 from gtco.machine.gpu import gpu_target
-from gtco.runtime.artifact import publish_alone
 from gtco.runtime.library import read_metadata
+from gtco.runtime.linking import publish_alone
 from gtco.runtime.module import load
 from gtco.runtime.publish import staging
 from gtco.search.records.records import Records

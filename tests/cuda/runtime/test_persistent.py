@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import read_metadata
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import HELD_RUNS, load
 from gtco.runtime.plan import TensorSpec
 from gtco.runtime.table import CSRC

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from gtco.cli import main
-from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import OK, TensorInfo
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.support.sizes import Range

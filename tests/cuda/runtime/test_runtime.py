@@ -15,8 +15,8 @@ import pytest
 
 from gtco.cli import main
 from gtco.machine.gpu import gpu_target
-from gtco.runtime.artifact import EXPORTS, write_artifact
 from gtco.runtime.library import read_metadata
+from gtco.runtime.linking import EXPORTS, write_artifact
 from gtco.runtime.module import Model, load
 from gtco.support.errors import ArtifactError, BuildError
 from tests.cuda.device_tensor import tensors

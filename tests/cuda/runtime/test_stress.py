@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gtco.runtime import artifact as artifact_module
-from gtco.runtime import c_objects
-from gtco.runtime.artifact import write_artifact
+from gtco.runtime import c_objects, linking
 from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.table import CSRC
 from gtco.support.options import c_compiler
 from tests.cuda.fake_driver import (
@@ -62,7 +61,7 @@ def stress(
         patch.setenv("GTCO_CACHE", str(folder / "cache"))  # nobody else needs these objects
         patch.setattr(c_objects, "COMPILE_FLAGS", (*c_objects.COMPILE_FLAGS, *flags))
         patch.setattr(c_objects, "CSRC", runtime)
-        patch.setattr(artifact_module, "CSRC", runtime)
+        patch.setattr(linking, "CSRC", runtime)
         write_artifact(artifact, library)
     command = [str(folder / "stress"), str(library), *arguments]
     # ThreadSanitizer of gcc 12 does not know every layout that the kernel draws at random.

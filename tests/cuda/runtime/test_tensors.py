@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import write_artifact
 from gtco.runtime.device_tensors import stream_handle
 from gtco.runtime.gpu_plan import GpuStep
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import HELD_RUNS, load
 from gtco.runtime.plan import BufferRef, TensorSpec
 from gtco.support.errors import ArtifactError, InputError

@@ -21,8 +21,9 @@ from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sizes.dimensions import open_dimensions
 from gtco.driver.sizes.variants import renamed, symbolic
-from gtco.runtime.artifact import Artifact, write_artifact
+from gtco.runtime.artifact import Artifact
 from gtco.runtime.library import read_metadata
+from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.support.errors import InputError, OptionError, ShapeError

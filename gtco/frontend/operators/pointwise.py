@@ -1,0 +1,118 @@
+"""Element-wise operators in forms that TVM's importer lacks or gets wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+from tvm import relax
+
+from gtco.frontend.operators.arguments import (
+    Attributes,
+    Refused,
+    constant_of,
+    outputs_of,
+    padded,
+    shape_of,
+)
+
+
+def dropout(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """The input itself, as at inference, and a mask that keeps everything."""
+    if len(inputs) > 2 and inputs[2] is not None:
+        training = constant_of(inputs[2])
+        ratio = constant_of(inputs[1]) if inputs[1] is not None else numpy.asarray(0.5)
+        if training is None or (bool(training) and (ratio is None or float(ratio) != 0.0)):
+            raise Refused(
+                "training_mode is set: export the model after model.eval(); "
+                "torch.nn.functional.dropout wants training=self.training for that"
+            )
+    if outputs_of(attrs) == 1:
+        return inputs[0]
+    return relax.Tuple([inputs[0], builder.emit(relax.op.ones(shape_of(inputs[0]), "bool"))])
+
+
+def is_inf(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    negative, positive = attrs.get("detect_negative", 1), attrs.get("detect_positive", 1)
+    if negative and positive:
+        return None
+    if not negative and not positive:
+        return builder.emit(relax.op.zeros(shape_of(inputs[0]), "bool"))
+    infinity = relax.const(numpy.inf if positive else -numpy.inf, inputs[0].ty.dtype)
+    return builder.emit(relax.op.equal(inputs[0], infinity))
+
+
+def celu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """alpha * (exp(x / alpha) - 1) below 0, as Elu is written. (ONNX's definition turns a scalar
+    into a vector, and loses the digits of an x near 0.)
+    """
+    x = inputs[0]
+    alpha, zero, one = (
+        relax.const(value, str(x.ty.dtype)) for value in (attrs.get("alpha", 1.0), 0.0, 1.0)
+    )
+    scaled = builder.emit(relax.op.divide(x, alpha))
+    rest = relax.op.subtract(one, relax.op.exp(scaled))
+    grown = relax.op.subtract(relax.op.nn.relu(scaled), relax.op.nn.relu(rest))
+    return relax.op.where(relax.op.greater(x, zero), x, relax.op.multiply(alpha, grown))
+
+
+def clip(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Clip as an operator. TVM's importer writes loops, which only the fallback can compile.
+    A bound that is left out or NaN has no effect.
+    """
+    x, low, high = padded(inputs, 3)
+    if low is None and high is None:
+        low, high = (attrs.get(name) for name in ("min", "max"))
+    for bound, choose in ((low, relax.op.maximum), (high, relax.op.minimum)):
+        known = constant_of(bound) if isinstance(bound, relax.Expr) else bound
+        if bound is None or (known is not None and numpy.isnan(known).all()):
+            continue
+        if known is not None:
+            bound = relax.const(numpy.asarray(known).reshape(()), x.ty.dtype)
+        elif "float" in str(x.ty.dtype):
+            anything = relax.const(
+                -numpy.inf if choose is relax.op.maximum else numpy.inf, x.ty.dtype
+            )
+            bound = relax.op.where(relax.op.isnan(bound), anything, bound)
+        x = builder.emit(choose(x, bound))
+    return x
+
+
+def power(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Pow with base and exponent of different types; the result has the base's type."""
+    base, exponent = inputs
+    if not isinstance(base.ty, relax.TensorType) or base.ty.dtype == exponent.ty.dtype:
+        return None
+    floats = [str(t.ty.dtype) for t in inputs if "float" in str(t.ty.dtype)]
+    wide = floats[0] if floats else str(base.ty.dtype)
+    a, b = (
+        t if str(t.ty.dtype) == wide else builder.emit(relax.op.astype(t, wide)) for t in inputs
+    )
+    result = builder.emit(relax.op.power(a, b))
+    return (
+        result
+        if wide == str(base.ty.dtype)
+        else builder.emit(relax.op.astype(result, base.ty.dtype))
+    )
+
+
+def prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """PRelu, element-wise also if the slope varies along one axis. Later passes cannot look into
+    TVM's operator for that, and only the fallback compiled it.
+    """
+    x, slope = inputs
+    if len(shape_of(slope)) > len(shape_of(x)):
+        return None  # no valid PRelu; TVM's importer reports it
+    below = builder.emit(relax.op.less(x, relax.const(0, x.ty.dtype.dtype)))
+    return relax.op.where(below, builder.emit(relax.op.multiply(x, slope)), x)
+
+
+def without_elements(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Of Max, Min, Mean and Sum, where an input has no elements: TVM broadcasts to the larger size,
+    also where that is 1 and the other is 0.
+    """
+    shapes = [shape_of(x) for x in inputs if x.ty.shape is not None]
+    if len(shapes) < len(inputs) or all(map(all, shapes)):
+        return None
+    return relax.op.zeros(numpy.broadcast_shapes(*map(tuple, shapes)), inputs[0].ty.dtype)
