@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gtco.cli.console import say, show
-from gtco.cli.inspect_command import measured_peak
+from gtco.cli.inspection import measured_peak
 from gtco.cli.tables import Table
 from gtco.machine.cores import allowed_cores, cpu_quota
 from gtco.machine.isa import AARCH64, ISAS

@@ -1,11 +1,15 @@
-"""The rewrites that bring a model's graph into its canonical form, in order."""
+"""The passes that bring a model's graph into its canonical form and its precision, in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from gtco.graph.byte_weights import byte_weights
 from gtco.graph.graph import Graph
+from gtco.graph.half_weights import half_weights
 from gtco.graph.layout import channels_last
+from gtco.graph.precision import narrow_operands
+from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.rewrites.pipeline import PIPELINE, Passes, Rewrite, canonicalize
 from gtco.graph.rewrites.quantized.integer_products import integer_products
 from gtco.graph.rewrites.quantized.one_signedness import one_signedness
@@ -18,6 +22,7 @@ from gtco.graph.rewrites.split_reductions import split_reductions
 from gtco.graph.rewrites.whole_pixels import whole_pixels
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
+from gtco.search.recorded import RecordedPolicy
 from gtco.support.errors import InternalError
 
 
@@ -62,4 +67,28 @@ def canonical(
     # these depend on sizes, so they are done at each
     graph = canonicalize(graph, rewrites=rewrites, failed=failed)
     dump("4-layout.txt", graph.dump())
+    return graph
+
+
+def rounded(
+    graph: Graph, narrow: str, policy: RecordedPolicy, keeps_bytes: bool, float16: bool
+) -> Graph:
+    """The canonical graph -> the same in the precision that was asked for; ``graph`` itself where
+    nothing changes.
+
+    - ``narrow``: the number format that operands of products are rounded to, float32 for none;
+    - ``keeps_bytes``: weights that a file has in 8 bits stay so in memory;
+    - ``float16``: weights of a float16 file are stored in float16.
+    """
+    if narrow != "float32":
+        graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
+        graph = fold_constants(graph).check()
+    if keeps_bytes:
+        # by predictions alone: what was measured by chance does not decide about a library's
+        # size, which is what weights of 8 bits are for
+        base = policy.policy
+        graph = byte_weights(graph, base.predict, base.floor).check()
+    if float16:
+        graph = half_weights(graph, policy.predict, policy.floor).check()
+    graph.constants.settle()  # these have no narrower format
     return graph

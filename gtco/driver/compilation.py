@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.codegen.generate import Choose, Generated, generate
+from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.driver.assembly import assemble, in_parts
 from gtco.driver.backend import Backend, backend_of
 from gtco.driver.checks import check_dump, check_sizes
 from gtco.driver.compiled import CompileReport
-from gtco.driver.metadata import versions
 from gtco.driver.reading import Source
 from gtco.driver.sizes.shared import Shared
-from gtco.driver.sizes.sharing import shared_steps
 from gtco.driver.verifying import model_compared, opened_library, stages_compared
-from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
@@ -31,7 +28,6 @@ from gtco.runtime.publish import write_error
 from gtco.search.records.records import Record, Records
 from gtco.support.errors import REPORT, InternalError, guarded
 from gtco.support.options import GPU_PRECISIONS, CompileOptions
-from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -169,11 +165,6 @@ class Compilation:
         if not self.searched:
             self.graph, self.found = self.fuse(self.whole, self.policy)
 
-    def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
-        """The steps from the model to the kernels that the policy picks."""
-        self.partition(machine, records)
-        self.build(workers)
-
     def build(self, workers: Workers) -> None:
         """The step from the stages to the kernels that the policy picks."""
         with self.phase("generate") as say:
@@ -287,32 +278,19 @@ class Compilation:
 
     def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
         """The graph in the precision that was asked for."""
-        from gtco.graph.byte_weights import byte_weights
-        from gtco.graph.half_weights import half_weights
-        from gtco.graph.precision import narrow_operands
-        from gtco.graph.rewrites.fold_constants import fold_constants
+        from gtco.driver.canonical import rounded
 
-        given = graph
         if self.options.verify_layers:
             self.plain = graph.copy()
         if self.options.precision != "fp32":
             self.report.notes += self.backend.precision_notes(self.options)
-            narrow = GPU_PRECISIONS[self.options.precision]
-            graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
-            graph = fold_constants(graph).check()
-        if self.backend.widens_bytes:
-            # by predictions alone: what was measured by chance does not decide about a library's
-            # size, which is what weights of 8 bits are for
-            base = policy.policy
-            graph = byte_weights(graph, base.predict, base.floor).check()
-        if self.float16:
-            graph = half_weights(graph, policy.predict, policy.floor).check()
-        graph.constants.settle()  # these have no narrower format
+        narrow = GPU_PRECISIONS[self.options.precision]
+        made = rounded(graph, narrow, policy, self.backend.widens_bytes, self.float16)
         if self.shared is not None:  # the weights in their new formats
-            self.shared.unite(graph)
-        if graph is not given:
-            self.dump("4-precision.txt", graph.dump())
-        return graph
+            self.shared.unite(made)
+        if made is not graph:
+            self.dump("4-precision.txt", made.dump())
+        return made
 
     def rates(self, machine: Machine) -> RateTable | None:
         """This machine's table of rates. If it was not measured yet, that is a phase of its own.
@@ -355,16 +333,11 @@ class Compilation:
 
     def policy_for(self, machine: Machine, records: Records | None) -> RecordedPolicy:
         """The policy that predicts, overruled by ``records`` if there are some."""
-        from gtco.search.recorded import RecordedPolicy, measured_elsewhere
+        from gtco.driver.policies import overruled
 
-        policy = self.predicting(machine)
-        if records is None:
-            return RecordedPolicy(policy)
-        if isinstance(machine, GpuTarget) or not machine.here:
-            followed, notes = measured_elsewhere(policy, records, versions(machine))
-            self.report.notes += notes
-            return followed
-        return RecordedPolicy(policy, records, shipped=self.shipped)
+        policy, notes = overruled(self.predicting(machine), machine, records, self.shipped)
+        self.report.notes += notes
+        return policy
 
     def fuse(self, whole: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
         """Graph -> stages, and the graph in which movement is copied where that pays."""
@@ -400,32 +373,16 @@ class Compilation:
         """Stages -> kernels, in the worker processes. Some kernels may be there already, or are
         made first for many stages together.
         """
-        from gtco.search.gpu.stand_ins import stand_ins
+        from gtco.driver.generating import generated
 
-        choose: Choose = policy.choose
-        if (shared := self.shared) is not None:
-            choose = partial(shared.layouts.choose, policy, shared.kernels, self.graph.constants)
-        known = shared.kernels if shared is not None else {}
-        picks = {**(shared.picks if shared is not None else {})}
-        if isinstance(policy.target, Target):
-            left, text = [s for s in stages if s.key not in picks], self.options.dump is not None
-            picks |= shared_steps(left, choose, policy.target, text, workers, known)
-
-        def chosen(stage: Stage, without: Collection[str]) -> Pick | None:
-            there = picks.get(stage.key)
-            return there if there is not None and not without else choose(stage, without)
-
-        result = generate(
+        result = generated(
             stages,
-            chosen,
-            policy.target,
+            policy,
             workers,
-            text=self.options.dump is not None,
-            ptx=self.options.ptx,
-            strict=self.options.strict,
-            progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
-            stand_ins=partial(stand_ins, policy),
-            known=known,
+            self.options,
+            self.shared,
+            self.graph.constants,
+            lambda done, total: self.progress("generate", None, f"{done}/{total}"),
         )
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))

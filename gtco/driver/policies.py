@@ -1,16 +1,20 @@
-"""The policy that a compile asks for, by its name."""
+"""The policy that a compile asks for, and what records make of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
+from gtco.driver.metadata import versions
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.rates import RateTable
 from gtco.search.gpu.policy import GpuPolicy
 from gtco.search.policy import Policy
+from gtco.search.recorded import RecordedPolicy, measured_elsewhere
+from gtco.search.records.records import Record, Records
 
 
 def policy_of(
@@ -36,3 +40,16 @@ def policy_of(
         closed = ClosedFormPolicy(policy)
         return cast("Policy", closed), list(closed.notes)
     return policy, []
+
+
+def overruled(
+    policy: Policy, machine: Machine, records: Records | None, shipped: Sequence[Record]
+) -> tuple[RecordedPolicy, list[str]]:
+    """The policy overruled by ``records`` if there are some, and notes for the report. ``shipped``
+    are the records that come with gtco; they count for the machine that compiles.
+    """
+    if records is None:
+        return RecordedPolicy(policy), []
+    if isinstance(machine, GpuTarget) or not machine.here:
+        return measured_elsewhere(policy, records, versions(machine))
+    return RecordedPolicy(policy, records, shipped=shipped), []

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtco.cli import console, inspect_command
+from gtco.cli import console, stage_tables
+from gtco.cli.inspection import Inspection
 from gtco.cli.live import live
 from gtco.cli.tables import DOTS, RULE, Table, fold, shortened
 from gtco.search.calibration.peak import Peak
@@ -118,8 +119,8 @@ STAGES = tuple(
 def inspected(width, monkeypatch, capsys) -> str:
     monkeypatch.setattr(console, "width", lambda stream=None: width)
     peak = Peak(2, (234e9,), 0.0)
-    seen = inspect_command.Inspection(STAGES, 2, peak, None, {"metadata": {}})
-    inspect_command.show("vit.so", seen, True)
+    seen = Inspection(STAGES, 2, peak, None, {"metadata": {}})
+    stage_tables.show("vit.so", seen, True)
     return capsys.readouterr().out
 
 

@@ -115,7 +115,8 @@ class Once:
         """The model with its kernels for the target, ready for :meth:`Compilation.finish`."""
         chosen = CompileOptions(target=target, **options)
         run = _Shared(self, folder / "model.so", chosen)
-        run.prepare(gpu_target(target), None, compiling)  # type: ignore[arg-type]
+        run.partition(gpu_target(target), None)
+        run.build(compiling)  # type: ignore[arg-type]
         return run
 
 

@@ -96,7 +96,8 @@ def prepared(
     chosen = CompileOptions(target=target, **options)
     run = Compilation(model, folder / "model.so", example, chosen, silent)
     workers = Emulating(folder / "kernels.so")
-    run.prepare(gpu_target(target), None, workers)  # type: ignore[arg-type]
+    run.partition(gpu_target(target), None)
+    run.build(workers)  # type: ignore[arg-type]
     return run, workers
 
 

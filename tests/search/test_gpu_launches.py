@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gtco.cli.inspect_command import launches
+from gtco.cli.stage_tables import launches
 from gtco.codegen.generate import Generated
 from gtco.driver import launching
 from gtco.driver.backend import backend_of

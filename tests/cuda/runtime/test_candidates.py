@@ -211,7 +211,8 @@ def test_a_compile_follows_the_answers(made: tuple[Path, Emulating], tmp_path: P
     with Records(base) as kept:
         run = Compilation(model(), tmp_path / "model.so", None, options, silent)
         workers: Any = Emulating(tmp_path / "more.so")
-        run.prepare(gpu_target(TARGET), kept, workers)
+        run.partition(gpu_target(TARGET), kept)
+        run.build(workers)
         other = Compilation(model(), tmp_path / "model.so", None, options, silent)
         other.partition(gpu_target("cuda:sm_90a"), kept)
     followed = {
@@ -244,7 +245,8 @@ def test_how_many_stages_follow_the_answers_is_said(
         ):
             run = Compilation(source, tmp_path / "model.so", None, options, silent)
             workers: Any = Emulating(tmp_path / f"{len(source)}.so")
-            run.prepare(gpu_target(TARGET), kept, workers)
+            run.partition(gpu_target(TARGET), kept)
+            run.build(workers)
             (note,) = (note for note in run.report.notes if str(base) in note)
             assert note.startswith(said.format(len(run.generated.choices), base))
 

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco.cli import inspect_command, main
+from gtco.cli import inspection, main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
 from gtco.driver import fusing, library
@@ -204,7 +204,7 @@ def test_reports_name_some_of_many(
 ) -> None:
     """Also where a kernel's numbers are its last buffer, a report knows the output."""
     monkeypatch.setattr(gather, "MOST_MODELS", 5)
-    monkeypatch.setattr(inspect_command, "MOST_ROWS", 5)
+    monkeypatch.setattr(inspection, "MOST_ROWS", 5)
     facts = gather.gather(compiled.path)
     assert len(facts.models) == 5 and "5 of 12 variants are shown" in facts.notes[-1]
     for model in facts.models:
