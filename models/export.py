@@ -17,7 +17,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from gtco.frontend.torch_translations import truths
+from gtco.frontend.pytorch.translations import truths
 from gtco.support.errors import ModelError, OptionError
 
 EXPORTERS = ("dynamo", "torchscript")

@@ -400,7 +400,7 @@ def _compilation(
     given = dict(sizes)
     # a module has only the shapes of its example inputs, and no dimensions that have names
     if given and not is_onnx(model) and not is_program(model):
-        from gtco.frontend.examples import resized
+        from gtco.frontend.pytorch.examples import resized
 
         example_inputs = resized(model, example_inputs, given)
         given = {}

@@ -42,7 +42,7 @@ class Source:
             open_onnx = partial(read_onnx, self.model)
             self._opened = self.shared.read(open_onnx) if self.shared else open_onnx()
         else:
-            from gtco.frontend.pytorch import export, load_program
+            from gtco.frontend.pytorch.export import export, load_program
 
             if isinstance(path := self.model, Path):
                 read = partial(load_program, path)
@@ -64,7 +64,7 @@ class Source:
 
             load = load_onnx
         else:
-            from gtco.frontend.pytorch import load_pytorch
+            from gtco.frontend.pytorch.load import load_pytorch
 
             load = load_pytorch
         return load(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from gtco.frontend.onnx import OnnxSource
-from gtco.frontend.pytorch import Exported
+from gtco.frontend.pytorch.export import Exported
 from gtco.support import later
 
 # Operators of these namespaces mean the same in every process; a user's own may be other code.

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gtco.frontend.program_writes import arguments_of, written_of
+from gtco.frontend.pytorch.program_writes import arguments_of, written_of
 from gtco.support.errors import ModelError, UnsupportedError
 
 

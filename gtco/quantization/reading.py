@@ -56,7 +56,8 @@ def _properties(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _exported(model: Any, example_inputs: Any) -> OnnxSource:
-    from gtco.frontend.pytorch import export, load_program, onnx_skeleton
+    from gtco.frontend.pytorch.export import export, load_program
+    from gtco.frontend.pytorch.skeleton import onnx_skeleton
 
     if isinstance(model, Path):
         model = load_program(model)

@@ -9,7 +9,7 @@ import pytest
 
 from gtco import cli
 from gtco.runtime.linking import write_artifact
-from tests.bench.test_models import one
+from tests.bench.graphs import one
 from tests.runtime.test_models import kernels, small_artifact
 
 

@@ -16,7 +16,8 @@ from torch import nn
 import gtco
 from gtco.driver.checks import is_onnx
 from gtco.frontend.onnx import load_onnx
-from gtco.frontend.pytorch import load_program, load_pytorch
+from gtco.frontend.pytorch.export import load_program
+from gtco.frontend.pytorch.load import load_pytorch
 from gtco.support.errors import ModelError, ShapeError, UnsupportedError
 
 

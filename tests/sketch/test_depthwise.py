@@ -21,7 +21,7 @@ from tests.kernels import (
     some_kernels,
     targets,
 )
-from tests.sketch.widened import drawn
+from tests.sketch.formats.widened import drawn
 
 
 def conv(

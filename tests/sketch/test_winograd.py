@@ -26,7 +26,7 @@ from gtco.tensor.space import Program, configs
 from gtco.tensor.stage import Stage, TensorType, make_stage
 from gtco.tensor.workload import Workload
 from tests.kernels import build, build_each, fresh_seed, reference, runnable, targets
-from tests.sketch.test_bfloat16 import WINDOWS, conv, few, inputs, machines
+from tests.sketch.formats.test_bfloat16 import WINDOWS, conv, few, inputs, machines
 from tests.sketch.test_contractions import check, grouped, op
 from tests.sketch.test_convolution import dressed, window
 

@@ -18,6 +18,7 @@ def open_dimensions(model: Any) -> dict[str, list[tuple[str, int]]]:
         from gtco.frontend.onnx import dimensions_of
 
         return dimensions_of(model)
-    from gtco.frontend.pytorch import dimensions_of_program, load_program
+    from gtco.frontend.pytorch.dimensions import dimensions_of_program
+    from gtco.frontend.pytorch.export import load_program
 
     return dimensions_of_program(load_program(model) if isinstance(model, Path) else model)

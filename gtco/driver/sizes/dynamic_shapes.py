@@ -64,7 +64,7 @@ def _by_input(model: Any, example_inputs: Any, given: Any) -> Mapping[str, Any]:
             f"dynamic_shapes={given!r}: give a dictionary by the input's name, such as "
             "{'x': {0: Dim('batch', min=1, max=64)}}"
         )
-    from gtco.frontend.examples import names_of_arguments
+    from gtco.frontend.pytorch.examples import names_of_arguments
 
     names = names_of_arguments(model, example_inputs)
     if len(given) > len(names):

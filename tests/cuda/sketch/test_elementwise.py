@@ -21,7 +21,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stag
 from tests.cuda.batch import emulate_all
 from tests.cuda.emulate import run_reported
 from tests.kernels import assert_close, fresh_seed
-from tests.sketch.test_fallback import MOVEMENT, single
+from tests.sketch.fallback.test_fallback import MOVEMENT, single
 from tests.stages import drawn, elementwise
 
 GPU = gpu_target("cuda:sm_80")

@@ -30,8 +30,8 @@ from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.sketch.test_elementwise import in_dtype, inputs, wanted
 from tests.cuda.whole import emulated, outputs
 from tests.kernels import assert_close, fresh_seed, random_inputs, reference
-from tests.sketch.test_fallback import single
-from tests.sketch.test_fallback_opaque import OPAQUE, _nonzero, opaque
+from tests.sketch.fallback.test_fallback import single
+from tests.sketch.fallback.test_opaque import OPAQUE, _nonzero, opaque
 from tests.sketch.test_scatter import drawn as written
 from tests.sketch.test_scatter import writing
 from tests.sketch.test_topk import best, rows

@@ -16,7 +16,7 @@ from gtco.tensor.space import Config, build, configs
 from gtco.tensor.stage import Stage, TensorType
 from tests.cuda.emulate import run_reported
 from tests.kernels import assert_close, fresh_seed, reference
-from tests.sketch.test_bfloat16 import chain, window
+from tests.sketch.formats.test_bfloat16 import chain, window
 
 # float32 sums of exact products: rounding of up to 400 sums
 TOLERANCE = 2e-6

@@ -22,8 +22,8 @@ torch = pytest.importorskip("torch")
 import gtco.compiler  # noqa: E402
 from gtco.driver.cache import caching  # noqa: E402
 from gtco.frontend.digest import digest_of  # noqa: E402
-from gtco.frontend.program_writes import notes_of_writes  # noqa: E402
-from gtco.frontend.pytorch import export  # noqa: E402
+from gtco.frontend.pytorch.export import export  # noqa: E402
+from gtco.frontend.pytorch.program_writes import notes_of_writes  # noqa: E402
 from gtco.integrations.torch_compile import backend  # noqa: E402
 from gtco.models.vit import VisionTransformer  # noqa: E402
 from tests.integrations.torch_compile.shared import Layer, check_same, refused  # noqa: E402

@@ -1,0 +1,50 @@
+"""How torch is called: it must be there, it prints nothing, and its errors become a line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from gtco.support.errors import ModelError, installing
+
+
+def needed_torch() -> Any:
+    try:
+        import onnxscript  # noqa: F401
+        import torch
+        import torch.export
+        import torch.onnx
+    except ImportError as error:
+        raise ModelError(
+            f"compiling a PyTorch model needs {error.name}, which is not installed: "
+            f"{installing('torch')}"
+        ) from error
+    return torch
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppresses the exporters' progress lines, warnings and log records; errors still raise."""
+    disabled = logging.root.manager.disable
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)  # torch logs the traceback of an error that it then raises
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+
+
+def first_line(error: BaseException) -> str:
+    cause = error.__cause__ if error.__cause__ is not None and "\n" in str(error) else error
+    return next(
+        (line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__
+    )

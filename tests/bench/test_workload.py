@@ -1,0 +1,76 @@
+"""What is timed: models, their inputs and their builds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from bench.harness.build import MemoryWatch, build
+from bench.harness.workload import (
+    make_inputs,
+    prepare,
+)
+from gtco.support.errors import ModelError, ShapeError
+from tests.bench.graphs import save_graph
+
+
+def test_inputs_follow_dtypes_shapes_and_the_seed(tmp_path):
+    path = save_graph(
+        tmp_path / "m.onnx",
+        [helper.make_node("Relu", ["x"], ["y"])],
+        [
+            ("x", TensorProto.FLOAT, ("b", 3)),
+            ("ids", TensorProto.INT64, (4,)),
+            ("w", TensorProto.FLOAT, (2,)),
+        ],
+        [("y", ("b", 3))],
+        [("w", (2,))],
+    )
+    inputs = make_inputs(path, {"b": 5})
+    assert list(inputs) == ["x", "ids"]  # w has a value in the file
+    assert inputs["x"].shape == (5, 3) and inputs["x"].dtype == np.float32
+    assert inputs["ids"].dtype == np.int64 and set(inputs["ids"]) <= {0, 1}
+    np.testing.assert_array_equal(inputs["x"], make_inputs(path, {"b": 5})["x"])
+    assert make_inputs(path, {"x": (5, 3)})["x"].shape == (5, 3)  # an input's whole shape
+    with pytest.raises(ShapeError, match="--shape b="):
+        make_inputs(path, {})
+
+
+def test_preparing_a_bad_source_is_a_clear_error(tmp_path):
+    with pytest.raises(ModelError, match="no such file"):
+        prepare("absent.onnx", tmp_path, 1)
+    with pytest.raises(ModelError, match="unknown model 'vit-giant'"):
+        prepare("vit-giant", tmp_path, 1)
+
+
+def test_a_failed_build_is_a_result_with_its_reason(tmp_path):
+    done = build(tmp_path / "absent.onnx", tmp_path / "m.so", 1)
+    assert done.error.startswith("ModelError: cannot read") and done.seconds > 0
+
+
+def test_the_reason_of_a_failed_build_is_the_error_and_no_warning_after_it(tmp_path, monkeypatch):
+    """When the process ends, TVM warns of blocks that a failed import left open."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, sys\natexit.register(print, 'Warning: blocks remain', file=sys.stderr)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    done = build(tmp_path / "absent.onnx", tmp_path / "m.so", 1)
+    assert done.error.startswith("ModelError: cannot read")
+
+
+def test_memory_of_the_whole_family_is_watched():
+    """The grandchild says that it holds its 120 MB. It releases them when it is told to, after at
+    least one more look.
+    """
+    child = "import sys; b = bytearray(120_000_000); print('held', flush=True); sys.stdin.read()"
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        assert process.stdout.readline() == b"held\n"
+        watch = MemoryWatch(process.pid)
+        peak = watch.stop()  # it looks at least once before it stops
+    assert 120e6 < peak < 400e6

@@ -1,0 +1,68 @@
+"""What torch's ONNX exporter gets wrong is refused, and what stands beside it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, interpolate
+
+from gtco.frontend.pytorch.load import load_pytorch
+from gtco.graph.lower.walk import lower
+from gtco.support.errors import UnsupportedError
+
+PLACES = torch.tensor([[[[0, 0, 1]] * 8] * 2])
+
+
+class Of(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def averaged(x: Tensor, how: str) -> Tensor:
+    return x.scatter_reduce(3, PLACES, torch.ones(1, 2, 8, 3), how)
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda x: avg_pool2d(x, 3, divisor_override=5), "divisor_override"),
+        (lambda x: averaged(x, "mean"), "reduce='mean'"),
+        (lambda x: interpolate(x, scale_factor=0.55, mode="bilinear", antialias=True), "factor"),
+        (
+            lambda x: interpolate(x, (4, 5), mode="bicubic", antialias=True, align_corners=True),
+            "align_corners beside antialias",
+        ),
+    ],
+    ids=["divisor", "mean", "factor", "corners"],
+)
+def test_what_the_exporter_leaves_out_is_refused(
+    function: Callable[[Tensor], Tensor], named: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=named):
+        load_pytorch(Of(function).eval(), (torch.randn(1, 2, 8, 10),))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: avg_pool2d(x, 3),
+        lambda x: averaged(x, "sum"),
+        lambda x: interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
+        lambda x: interpolate(x, (4, 5), mode="bicubic", antialias=True),
+    ],
+    ids=["pool", "sum", "factor", "size"],
+)
+def test_what_it_writes_rightly_is_compiled(function: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 8, 10)
+    graph = lower(load_pytorch(Of(function).eval(), (x,), simplify=False))
+    (got,) = graph.evaluate({"x": x.numpy()}).values()
+    np.testing.assert_allclose(got, function(x).numpy(), rtol=0, atol=1e-5)

@@ -1,0 +1,74 @@
+"""Operators that torch's own exporter does not translate, among them
+``scaled_dot_product_attention`` of any number of axes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from gtco.frontend.pytorch.load import load_pytorch
+from gtco.graph.lower.walk import lower
+from gtco.support.errors import ModelError
+
+
+class Attention(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
+
+
+def _tensors(*lead: int) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(*lead, length, 16) for length in (6, 9, 9))
+
+
+def _check(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    graph = lower(load_pytorch(module, inputs, simplify=False))
+    arrays = [x.numpy() for x in inputs]
+    (got,) = graph.evaluate(dict(zip(graph.inputs, arrays, strict=True))).values()
+    np.testing.assert_allclose(got, module(*inputs).numpy(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3, 5), (1, 2, 3, 2)], ids=str)
+def test_any_number_of_axes(lead: tuple[int, ...]) -> None:
+    """torch's exporter translates four axes alone."""
+    _check(Attention(scale=0.3), _tensors(*lead))
+
+
+@pytest.mark.parametrize("mask", [torch.rand(6, 9) > 0.3, torch.randn(2, 1, 1, 6, 9)])
+def test_masks_are_added_or_hide(mask: Tensor) -> None:
+    _check(Attention(), (*_tensors(2, 3, 5), mask))
+
+
+def test_causal() -> None:
+    _check(Attention(is_causal=True), _tensors(3))
+
+
+def test_an_error_of_the_exporter_says_its_first_cause() -> None:
+    q, k, v = (torch.randn(1, 1, heads, 5, 16) for heads in (4, 2, 2))
+    with pytest.raises(ModelError, match=r"scaled_dot_product_attention.*: only 4D query") as error:
+        load_pytorch(Attention(enable_gqa=True), (q, k, v))
+    assert "stack trace" not in str(error.value)
+
+
+class Asked(nn.Module):
+    """Whether all and any of the values of two tensors are above 0, beside the first."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found = [torch.ops.aten._is_all_true(y > 0), torch.ops.aten._is_any_true(y > 0)]
+        return torch.cat([x, torch.stack(found).float()])
+
+
+@pytest.mark.parametrize("y", [[1.0, 2.0], [-1.0, 2.0], [[-1.0, -2.0]], 1.0, -1.0], ids=str)
+def test_all_and_any_of_a_tensor(y: Any) -> None:
+    """transformers asks so about masks (siglip2) and anchors (d-fine)."""
+    _check(Asked(), (torch.zeros(2), torch.tensor(y)))
