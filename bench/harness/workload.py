@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from gtco.cli.run_command import make_inputs as random_inputs
 from gtco.codegen.processes import python
 from gtco.frontend.dimensions import Shapes, set_sizes
 from gtco.frontend.onnx import read_onnx
 from gtco.quantization.writing import write_model
 from gtco.runtime.library import check_model, read_metadata, tensor_specs
+from gtco.runtime.tensors import random_inputs
 from gtco.runtime.variants import choose, dims_of
 from gtco.support.errors import ModelError, OptionError
 from gtco.support.onnx_messages import is_utf8
@@ -152,7 +152,7 @@ def prepare_library(library: Path, folder: Path, sizes: Shapes) -> Workload:
         )
     specs = tensor_specs(variant, "inputs")
     inputs = folder / f"{library.stem}.inputs.npz"
-    np.savez(inputs, **random_inputs(specs, {}, seed=0))  # type: ignore[arg-type]
+    np.savez(inputs, **random_inputs(specs))  # type: ignore[arg-type]
     flops = float(sum(step.get("flops") or 0 for step in variant["steps"])) or None
     notes = ("FLOPs are those that the library does, not those of the model as it was exported",)
     precision = metadata.get("precision", "fp32")

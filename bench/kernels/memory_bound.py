@@ -30,9 +30,8 @@ import onnx
 
 import gtco
 from gtco.cli.arguments import new_file, positive
-from gtco.cli.run_command import make_inputs
 from gtco.compiler import compile_to_file
-from gtco.runtime.tensors import aligned_empty
+from gtco.runtime.tensors import aligned_empty, random_inputs
 from gtco.support.errors import GtcoError
 
 from ..harness.single import Stages, model, onnxruntime_seconds, profiled
@@ -149,7 +148,7 @@ def library(name: str, made: onnx.ModelProto, options: argparse.Namespace) -> Pa
 def measure(name: str, made: onnx.ModelProto, built: Path, found: Limits, barrier: float) -> Row:
     """Times one case, compares its result, and relates it to its limit."""
     with gtco.load(built, threads=found.threads) as runtime:
-        made_up = make_inputs(runtime.inputs, {}, seed=0)
+        made_up = random_inputs(runtime.inputs)
         # on cache lines, as the limit's operands and whatever lies inside a model: numpy puts them
         # where it likes, and loads that span two lines take up to 1.7 times as long
         arrays = {spec.name: aligned_empty(spec) for spec in runtime.inputs}

@@ -116,8 +116,8 @@ def by_operator(
 
 
 def main(argv: list[str]) -> int:
-    from gtco.cli.run_command import make_inputs
     from gtco.runtime.module import load
+    from gtco.runtime.tensors import random_inputs
     from gtco.support.errors import VerificationError
     from gtco.verification import verify
 
@@ -137,7 +137,7 @@ def main(argv: list[str]) -> int:
             disagrees = refused
         elif not disagrees:
             judged = refused or judged
-        seconds = model.profile(*make_inputs(model.inputs, {}, seed=0).values(), repeat=REPEAT)
+        seconds = model.profile(*random_inputs(model.inputs).values(), repeat=REPEAT)
         fallbacks = by_operator(model.stages, seconds)
     Path(job["answer"]).write_text(
         json.dumps(

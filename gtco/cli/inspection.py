@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.cli.run_command import make_inputs
 from gtco.support.errors import PACKAGES, ArtifactError, GtcoError
 from gtco.support.options import PRECISIONS
 from gtco.support.sizes import spread
@@ -64,6 +63,7 @@ def inspect(
     """
     from gtco.runtime.elf import read_contents
     from gtco.runtime.module import load
+    from gtco.runtime.tensors import random_inputs
 
     opened: Model | None = None
     reason = "not measured (--no-profile)"
@@ -87,8 +87,8 @@ def inspect(
         )
     with opened as model:
         stages: list[dict[str, Any]] = [dict(stage) for stage in model.stages]
-        inputs = make_inputs(model.inputs, {}, seed=0)
-        seconds = model.profile(*inputs.values(), repeat=REPEAT)
+        inputs = random_inputs(model.inputs).values()
+        seconds = model.profile(*inputs, repeat=REPEAT)
         integers = [stage.get("multiplies") == "int8" for stage in stages]
         precision = model.metadata.get("precision", "fp32")
         peak, unknown = (

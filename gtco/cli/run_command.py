@@ -14,7 +14,6 @@ import numpy as np
 from gtco.cli import arguments
 from gtco.cli.console import say, show
 from gtco.cli.tables import Table
-from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import BuildError, InputError, OptionError
 from gtco.support.sizes import flags
 
@@ -68,13 +67,14 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     from gtco.runtime.module import load
+    from gtco.runtime.tensors import random_inputs
 
     files = arguments.unique(options.input, "--input")
     dims = arguments.one_size_each(options.dim)
     model = load(options.library, threads=options.threads, device=options.device, dims=dims)
     given = read_inputs(model, files)
     specs = specs_for(model, given) if model.dims else model.inputs
-    inputs = make_inputs(specs, given, options.seed)
+    inputs = {**random_inputs(specs, options.seed), **given}
     outputs = model.run(inputs)
     table = Table(str(options.library))
     table.column("output", least=12)
@@ -137,23 +137,6 @@ def specs_for(model: Any, given: Mapping[str, np.ndarray]) -> Any:
             f"{len(fitting)} of them: choose the size of each dimension: {flags(model.dims)}"
         )
     return (fitting or every)[0]
-
-
-def make_inputs(specs: Any, given: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """The arrays that are given. An input without one gets seeded random values: normal floats,
-    integers in [0, 4), booleans.
-    """
-    rng = np.random.default_rng(seed)
-    inputs: dict[str, np.ndarray] = {}
-    for spec in specs:
-        dtype = numpy_dtype(spec.dtype)
-        random = (
-            rng.standard_normal(spec.shape)
-            if is_float(dtype)
-            else rng.integers(0, 2 if dtype.kind == "b" else 4, spec.shape)
-        )
-        inputs[spec.name] = given.get(spec.name, np.asarray(random).astype(dtype))
-    return inputs
 
 
 def read(file: Path) -> np.ndarray:

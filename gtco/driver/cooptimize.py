@@ -125,11 +125,9 @@ class Measured:
         return found
 
 
-def cooptimize(
-    first: CutModel, steps: Steps, effort: Tune, clock: Callable[[], float] = time.monotonic
-) -> tuple[CutModel, str]:
+def cooptimize(first: CutModel, steps: Steps, effort: Tune) -> tuple[CutModel, str]:
     """The partition that is kept, and a sentence on how it was found."""
-    end = clock() + effort.seconds
+    end = time.monotonic() + effort.seconds
     seen = {first.key: first}
     chosen, before, gain = first, nan, 0.0
 
@@ -146,7 +144,7 @@ def cooptimize(
     for graph, partition in steps.rivals(first.graph, first.partition):
         join(graph, partition)
     for turn in range(TURNS):
-        left = end - clock()
+        left = end - time.monotonic()
         if left <= 0:
             break
         measured = list(seen.values())

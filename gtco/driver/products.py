@@ -10,7 +10,8 @@ from pathlib import Path
 
 from gtco.codegen.llvm import object_code
 from gtco.machine.target import Target, cpu_target
-from gtco.runtime.products_table import ProductsTable, TableKernel, features_of, write_products
+from gtco.runtime.products_table import ProductsTable, TableKernel, write_products
+from gtco.runtime.table import normalize_features
 from gtco.search.calibration.profile import machine_table
 from gtco.search.calibration.rates import RateTable
 from gtco.tensor.nest.open import FEEDS, FewColumns, OpenNest, few_columns, nests
@@ -41,7 +42,7 @@ def compile_products(
     functions += [columns_kernel(nest, f"gtco_{nest.name}") for nest in few]
     table = products_table(kernels, few, machine, rates)
     code = [object_code(functions, machine)]
-    return write_products(table, code, path, isa=machine.isa)
+    return write_products(table, code, path, machine.isa)
 
 
 def products_table(
@@ -77,5 +78,5 @@ def products_table(
         store_rate=rates.rate("store"),
         launch=rates.launch,
         filters={taps: FILTERS[taps].weight_matrix for taps in FILTERS},
-        features=features_of(target.required(False), target.isa),
+        features=normalize_features(target.required(False), target.isa),
     )

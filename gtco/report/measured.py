@@ -14,7 +14,7 @@ from gtco.report.bounds import bandwidths, capacities, nominal
 from gtco.report.facts import Facts, Machine, Measurement, ModelFacts, Timing
 from gtco.report.gather import judged
 from gtco.runtime.module import Model, load
-from gtco.support.dtypes import is_float, numpy_dtype
+from gtco.runtime.tensors import random_inputs
 from gtco.support.errors import PACKAGES, ArtifactError, GtcoError
 
 SECONDS = 4.0  # of runs, for each variant
@@ -22,7 +22,7 @@ MOST_SECONDS = 16.0  # of runs, for all of them
 LEAST_RUNS, MOST_RUNS = 10, 500
 
 
-def measured(facts: Facts, library: Path, threads: int = 0, seed: int = 0) -> Facts:
+def measured(facts: Facts, library: Path, threads: int = 0) -> Facts:
     """The facts with the times of each variant's stages on this machine, and with its peak and
     bandwidths. A library that cannot be opened here stays unmeasured, and the facts say why.
     """
@@ -31,7 +31,7 @@ def measured(facts: Facts, library: Path, threads: int = 0, seed: int = 0) -> Fa
         try:
             with load(library, threads=threads, dims=model.sizes or None) as opened:
                 seconds = min(SECONDS, MOST_SECONDS / len(facts.models))
-                models.append(timed(model, opened, seed, seconds))
+                models.append(timed(model, opened, seconds))
                 ran = opened.threads if opened.device is None else 0
         except ArtifactError as error:
             models.append(replace(model, unmeasured=f"not measured: {error}"))
@@ -40,11 +40,11 @@ def measured(facts: Facts, library: Path, threads: int = 0, seed: int = 0) -> Fa
     return judged(facts, machine_here(sorted(formats), ran) if ran else facts.machine)
 
 
-def timed(model: ModelFacts, opened: Model, seed: int, seconds: float = SECONDS) -> ModelFacts:
+def timed(model: ModelFacts, opened: Model, seconds: float = SECONDS) -> ModelFacts:
     """The facts of a variant with the times of its stages, of so many seconds of runs. Runs with
     and without the clock between stages alternate, so that both see the same machine.
     """
-    inputs = random_inputs(opened, seed)
+    inputs = [*random_inputs(opened.inputs).values()]
     opened.timed(inputs)
     opened(*inputs)
     stages: list[list[float]] = []
@@ -79,22 +79,6 @@ def timed(model: ModelFacts, opened: Model, seed: int, seconds: float = SECONDS)
 def timing(seconds: Sequence[float] | np.ndarray) -> Timing:
     least, median, p99 = np.percentile(seconds, [0, 50, 99])
     return Timing(float(least), float(median), float(p99))
-
-
-def random_inputs(opened: Model, seed: int) -> list[np.ndarray]:
-    """Normal floats, integers in [0, 4), booleans: those of ``gtco run``."""
-    rng = np.random.default_rng(seed)
-    inputs = []
-    for spec in opened.inputs:
-        dtype = numpy_dtype(spec.dtype)
-        shape = [int(size) for size in spec.shape]
-        values = (
-            rng.standard_normal(shape)
-            if is_float(dtype)
-            else rng.integers(0, 2 if dtype.kind == "b" else 4, shape)
-        )
-        inputs.append(np.asarray(values).astype(dtype))
-    return inputs
 
 
 def machine_here(formats: Sequence[str], threads: int) -> Machine:

@@ -147,8 +147,3 @@ def _end(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[s
     process.kill()
     process.communicate()
     folder.cleanup()
-
-
-def is_foreign(path: Path) -> bool:
-    """True if this machine does not have the library's instruction set."""
-    return not read_contents(path).isa.here

@@ -195,8 +195,9 @@ class Cover:
         }
 
 
-def round_up(value: int, unit: int = ALIGNMENT) -> int:
-    return -(-value // unit) * unit
+def round_up(nbytes: int) -> int:
+    """The least multiple of the alignment that is not less."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def plan_arena(lifetimes: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:

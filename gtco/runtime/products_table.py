@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gtco.machine.isa import X86_64, Isa
+from gtco.machine.isa import Isa
 from gtco.runtime import c_objects
 from gtco.runtime.cross import compiler_for, flags_for
 from gtco.runtime.elf_object import closed
 from gtco.runtime.linking import LINK_FLAGS
 from gtco.runtime.publish import publish, staging, write_error
-from gtco.runtime.table import CSRC, c_string, normalize_features
+from gtco.runtime.table import CSRC, c_string
 from gtco.support.errors import BuildError
 from gtco.support.toolchain import run_compiler
 
@@ -129,9 +129,7 @@ def write_products(
     table: ProductsTable,
     kernels: Sequence[bytes],
     path: str | os.PathLike[str],
-    *,
-    cc: str | None = None,
-    isa: Isa = X86_64,
+    isa: Isa,
 ) -> Path:
     """Writes the library ``path`` (ending in .so) and the header beside it, or none of them.
     ``kernels`` are the objects of the table's kernels. Raises :class:`BuildError` if the C compiler
@@ -142,7 +140,7 @@ def write_products(
         raise BuildError(f"{target} must end in .so; write to {target.name}.so for example")
     with staging(target) as staged:
         try:
-            _link(table, kernels, staged, target.name, compiler_for(isa, cc), isa)
+            _link(table, kernels, staged, target.name, compiler_for(isa), isa)
         except OSError as error:
             needed = 3 * sum(map(len, kernels)) + (4 << 20)
             raise write_error(target, error, needed) from error
@@ -176,8 +174,3 @@ def _link(
     os.rename(folder / "products.so", staged / name)
     shutil.copyfile(CSRC / "products" / "gtco_products.h", staged / Path(name).with_suffix(".h"))
     shutil.rmtree(folder)
-
-
-def features_of(names: Sequence[str], isa: Isa) -> tuple[str, ...]:
-    """The instruction sets as the C code asks for them."""
-    return normalize_features(names, isa)

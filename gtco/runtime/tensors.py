@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gtco.runtime.device_tensors import device_of, shape_on_device
 from gtco.runtime.plan import ALIGNMENT, TensorSpec
-from gtco.support.dtypes import numpy_dtype
+from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import InputError
 
 _address_of: Any = ctypes.addressof
@@ -134,6 +135,21 @@ def to_numpy(spec: TensorSpec, value: Any, role: str = "input") -> np.ndarray:
 def dense(array: np.ndarray) -> np.ndarray:
     """The array itself if it is row-major without gaps, else a copy that is."""
     return np.ascontiguousarray(array) if array.ndim else array
+
+
+def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, np.ndarray]:
+    """An array for each input, by name: normal floats, integers in [0, 4), booleans."""
+    random = np.random.default_rng(seed)
+    found = {}
+    for spec in specs:
+        dtype, shape = numpy_dtype(spec.dtype), [int(size) for size in spec.shape]
+        values = (
+            random.standard_normal(shape)
+            if is_float(dtype)
+            else random.integers(0, 2 if dtype.kind == "b" else 4, shape)
+        )
+        found[spec.name] = np.asarray(values).astype(dtype)
+    return found
 
 
 def _from_dlpack(spec: TensorSpec, value: Any, role: str) -> np.ndarray:

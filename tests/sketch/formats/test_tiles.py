@@ -29,7 +29,7 @@ from tests.kernels import (
     reference,
     runnable,
 )
-from tests.sketch import test_int8 as int8
+from tests.sketch.formats import test_int8 as int8
 from tests.sketch.formats.test_bfloat16 import (
     ATTENTIONS,
     DEEP,
