@@ -1,6 +1,8 @@
-"""compile_model: from models to shared libraries. What each model goes through by itself is in
-:mod:`gtco.driver.compilation`; here is what goes over all of them: arguments, tuning, putting in
-place.
+"""compile_model and others: from models to shared libraries.
+
+Here is what goes over all models of a call: arguments, the cache, tuning, putting in place
+(:func:`_run`). Each model is a :class:`gtco.driver.library.Library`, and each size of it a
+:class:`gtco.driver.compilation.Compilation`, which has the steps.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from gtco.driver.library import Library
 from gtco.driver.quantizing import all_quantized, quantized
 from gtco.driver.sizes.dynamic_shapes import dims_of
 from gtco.machine.gpu import GpuTarget
-from gtco.machine.target import Target, target
+from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.c_objects import made_early
 from gtco.runtime.cross import compiler_for
@@ -57,6 +59,7 @@ from gtco.support.options import (
     CompileOptions,
     Quantization,
     QuantizeKeywords,
+    Tune,
     check_whole,
     path_of,
 )
@@ -365,30 +368,22 @@ def _one_shape(options: CompileOptions) -> CompileOptions:
 
 
 def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
-    """The steps of every model, those that measure for all models and variants at once."""
-    compilations = [c for library in libraries for c in library.compilations]
+    """Makes the libraries, or takes them from the cache, and puts all of them in place."""
     with ExitStack() as stack:
         machine, runner = target(options.target), None
         if options.farm:
             machine, runner = stack.enter_context(_farm(options))
         backend = backend_of(machine)
         effort = backend.effort(options.tune)
-        # what is missing is said before the work is done
         backend.check(options)
-        isa = backend.isa
-        compiler = compiler_for(isa)
-        for compilation in compilations:
-            check_source(compilation.model)
-            check_output(compilation.output)
-            check_dump(compilation.options.dump)
-            if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
-                raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
+        compiler = compiler_for(backend.isa)
+        _check(libraries, options)
         records = None
         if options.records is not None:
             records = stack.enter_context(Records(options.records, write=effort is not None))
         elif effort is not None:
             records = stack.enter_context(Records(":memory:"))
-        known = [] if effort is None else _shipped(compilations[0])
+        known = [] if effort is None else _shipped(libraries[0].compilations[0])
         folders = [stack.enter_context(staging(library.output)) for library in libraries]
         left = list(zip(libraries, folders, strict=True))
         caching = None
@@ -397,23 +392,11 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
             caching = Caching(cache, libraries, options, machine, followed, effort)
             left = caching.missing(folders, stack)
         if left:
-            stack.enter_context(made_early(backend.c_sources, left[0][1], compiler, isa))
+            sources, folder = backend.c_sources, left[0][1]
+            stack.enter_context(made_early(sources, folder, compiler, backend.isa))
             with Workers(options.workers or backend.builders) as workers:
-                for library, _ in left:
-                    for compilation in library.compilations:
-                        compilation.shipped = known
-                    library.prepare(machine, records, workers)
-                making = [c for library, _ in left for c in library.compilations]
-                for compilation in making if known else ():
-                    _say_followed(compilation)
-                if effort is not None:
-                    from gtco.driver.measuring import measure
-
-                    assert records is not None
-                    measure(making, workers, records, effort, runner)
-                if runner is not None:
-                    for compilation in making:
-                        compilation.report.notes += runner.notes
+                making = [library for library, _ in left]
+                _prepare(making, machine, records, known, effort, runner, workers)
         for library, folder in left:
             library.finish(folder)
             if caching is not None:
@@ -421,12 +404,48 @@ def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
         for library, folder in zip(libraries, folders, strict=True):
             publish(folder, library.output)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    compilations = [c for library in libraries for c in library.compilations]
-    for compilation in compilations:
-        compilation.report.peak_memory_bytes = peak
     for library in libraries:
+        for compilation in library.compilations:
+            compilation.report.peak_memory_bytes = peak
         if library.fetched is not None:
             library.fetched.peak_memory_bytes = peak
+
+
+def _check(libraries: Sequence[Library], options: CompileOptions) -> None:
+    """Says what is missing or impossible before the work is done."""
+    for compilation in (c for library in libraries for c in library.compilations):
+        check_source(compilation.model)
+        check_output(compilation.output)
+        check_dump(compilation.options.dump)
+        if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
+            raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
+
+
+def _prepare(
+    libraries: Sequence[Library],
+    machine: Machine,
+    records: Records | None,
+    known: Sequence[Record],
+    effort: Tune | None,
+    runner: FarmRunner | None,
+    workers: Workers,
+) -> None:
+    """The steps up to the kernels; those that measure go over all models and variants at once."""
+    for library in libraries:
+        for compilation in library.compilations:
+            compilation.shipped = known
+        library.prepare(machine, records, workers)
+    compilations = [c for library in libraries for c in library.compilations]
+    for compilation in compilations if known else ():
+        _say_followed(compilation)
+    if effort is not None:
+        from gtco.driver.measuring import measure
+
+        assert records is not None
+        measure(compilations, workers, records, effort, runner)
+    if runner is not None:
+        for compilation in compilations:
+            compilation.report.notes += runner.notes
 
 
 @contextmanager
