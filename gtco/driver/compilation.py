@@ -51,7 +51,12 @@ def silent(phase: str, seconds: float | None, detail: object) -> None:
 
 
 class Compilation:
-    """A model, the options, and the results of the steps so far."""
+    """One model at one size: its options, and the results of the phases so far.
+
+    The phases are :meth:`lower` (read), :meth:`partition` (simplify, fuse), :meth:`build`
+    (generate) and :meth:`finish` (link, verify), in this order. ``shared`` is what it has in common
+    with the other variants of its library.
+    """
 
     def __init__(
         self,
@@ -62,31 +67,34 @@ class Compilation:
         progress: Progress,
         shared: Shared | None = None,
     ) -> None:
-        """``shared``: what it has in common with the other variants of its library."""
         self.source, self.output = Source(model, example_inputs, shared), output
         self.options, self.progress, self.shared = options, progress, shared
         self.report = CompileReport()
-        self.identity = ""  # of an ONNX file, once it is read
-        self.accidents = False  # is the library not what it would be another time?
-        self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
-        self.float16 = False  # is it a float16 file, for a CPU?
+        self.accidents = False  # True if something failed that another compile may do better
+        # records that come with gtco; none where nothing is measured
+        self.shipped: Sequence[Record] = ()
+        # read
         self.backend: Backend  # of the machine
-        self._table: MachineTable | None = None
-        self.policy: RecordedPolicy  # these, once it is prepared
-        self.whole: Graph  # what is cut
-        self.graph: Graph  # what the stages are of, some movement copied
-        self.found: Partition
-        self.lowered: Graph | None = None  # before any rewrite, until it is cut into stages
+        self.lowered: Graph | None = None  # before any rewrite; None again once it is simplified
+        self.identity = ""  # of an ONNX file
         self.operators: Mapping[str, str] = {}  # of the model's file, by the names of their nodes
-        self.plain: Graph | None = None  # before it is rounded, where verify_layers asks for it
+        self.float16 = False  # True for a float16 file on a CPU
+        # simplify, fuse
+        self._table: MachineTable | None = None  # of this machine's rates
+        self.policy: RecordedPolicy
+        self.plain: Graph | None = None  # in float32, for verify_layers
+        self.whole: Graph  # canonical, in the precision that was asked for
+        self.graph: Graph  # the same, with some movement copied into its readers
+        self.found: Partition  # of the graph into stages
+        self.searched = False  # False if the stages are those of another size
+        # generate
         self.generated: Generated
-        self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
+        self.first: tuple[Graph, Partition, Generated]  # before anything is measured
         self.launching: Launching | None = None  # of a model for GPUs
-        # One of many sizes: how large it is, beside the others. It may have stages as they have.
-        self.scale: float | None = None
-        self.rewrites = True  # does it go through all rewrites, whichever changed others?
-        self.searched = False  # were its stages searched?
-        self.batch: Batch | None = None  # if it is a part of one, that the library runs in parts
+        # one of many sizes, or of the parts of a batch
+        self.scale: float | None = None  # how large it is, beside the other sizes
+        self.rewrites = True  # False: only the rewrites that changed other sizes
+        self.batch: Batch | None = None  # whose part it is
 
     def lower(self, machine: Machine) -> Graph:
         """The step from the model to its graph, before any rewrite."""

@@ -2,7 +2,7 @@
 numpy, its computation in kernels, and its name in Relax.
 
 All else follows from these: rows of ``gtco.tensor.operators``, types (``graph.infer``), lowering
-(``graph.lower_operators``), the reference (``gtco.tensor.reference``), values in kernels
+(``graph.lower.operators``), the reference (``gtco.tensor.reference``), values in kernels
 (``gtco.tensor.emit.scalar``) and, counted in the emitted code, costs (``gtco.tensor.cost``).
 """
 

@@ -1,4 +1,4 @@
-"""The state that the rules of ``lower_operators`` use: values, types, and the opaque form for calls
+"""The state that the rules for Relax operators use: values, types, and the opaque form for calls
 without a rule.
 """
 

@@ -2,7 +2,7 @@
 
 A rule takes the lowering and the call. It gives the value, or None if this use of the operator has
 no canonical form (the call then becomes a ``relax`` operator). Slices, borders and repetitions are
-in ``lower_movement``; image operators, normalisations and attention in ``lower_layers``.
+in ``movement.py``; image operators, normalisations and attention in ``layers.py``.
 """
 
 from __future__ import annotations

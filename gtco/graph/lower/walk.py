@@ -1,6 +1,6 @@
 """Relax -> Graph: one walk over the bindings of ``main``.
 
-``lower_operators`` has a rule for each Relax operator. A call without a rule becomes an opaque
+``operators.py`` has a rule for each Relax operator. A call without a rule becomes an opaque
 ``relax`` operator if TVM can legalize it. Nothing is optimised here; ``rewrites`` does that.
 """
 
