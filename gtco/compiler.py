@@ -38,11 +38,11 @@ from gtco.driver.sizes.dynamic_shapes import dims_of
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.artifact import Artifact
-from gtco.runtime.c_objects import made_early
-from gtco.runtime.cross import compiler_for
-from gtco.runtime.gpu_plan import GpuArtifact
-from gtco.runtime.linking import publish_alone
+from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.publish import publish, staging
+from gtco.runtime.writing.c_objects import made_early
+from gtco.runtime.writing.cross import compiler_for
+from gtco.runtime.writing.linking import publish_alone
 from gtco.search.records.records import Record, Records
 from gtco.search.records.shipped import shipped
 from gtco.support.errors import (

@@ -17,8 +17,8 @@ from gtco.codegen.jobs import Job, Kernel
 from gtco.codegen.processes import python
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.publish import temporary
+from gtco.runtime.writing.linking import write_artifact
 from gtco.search.closed_form.products import Product
 from gtco.support.errors import OptionError
 from gtco.tensor.space import Pick

@@ -10,7 +10,7 @@ from pathlib import Path
 from gtco.cli.console import status
 from gtco.frontend.dimensions import Shapes
 from gtco.machine.gpu import gpu_target, target_of
-from gtco.runtime.driver import Gpu, gpu
+from gtco.runtime.gpu.driver import Gpu, gpu
 from gtco.support.errors import ArtifactError, OptionError
 
 from ..harness.peers import peer_of

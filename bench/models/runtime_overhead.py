@@ -23,9 +23,9 @@ import numpy as np
 
 from gtco.cli.arguments import new_file
 from gtco.runtime.artifact import Artifact
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.options import c_compiler
 
 KERNEL = """

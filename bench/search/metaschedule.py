@@ -21,7 +21,7 @@ from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.processes import python
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target
-from gtco.runtime.linking import write_artifact
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import BuildError, InternalError, UnsupportedError
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Stage

@@ -19,7 +19,7 @@ from gtco.machine.cores import allowed_cores, cpu_quota
 from gtco.machine.isa import AARCH64, ISAS
 from gtco.machine.target import Target, cpu_flags, cpu_name, detect
 from gtco.machine.tiles import tiles
-from gtco.runtime.driver import name_of, open_driver
+from gtco.runtime.gpu.driver import name_of, open_driver
 from gtco.support.errors import GtcoError
 from gtco.support.version import __version__, installed
 
@@ -237,7 +237,7 @@ def int8_products(target: Target) -> str:
 
 def cross_checks() -> list[Check]:
     """For each other instruction set, whether libraries for it are linked and verified here."""
-    from gtco.runtime.cross import compiler_for, emulator_of
+    from gtco.runtime.writing.cross import compiler_for, emulator_of
 
     checks = []
     for isa in ISAS.values():

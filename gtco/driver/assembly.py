@@ -17,7 +17,7 @@ from gtco.graph.graph import Graph
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact
-from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
+from gtco.runtime.gpu.plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import Batch, BufferRef, Step, TensorSpec, Variant
 from gtco.tensor.packing import Packing
 

@@ -14,10 +14,10 @@ from gtco.machine.cores import allowed_cores
 from gtco.machine.gpu import GpuTarget, lacking
 from gtco.machine.isa import X86_64, Isa, host
 from gtco.machine.target import Machine, Target
-from gtco.runtime.c_objects import CPU_SOURCES
-from gtco.runtime.cross import emulator_of
-from gtco.runtime.driver import gpu_name
-from gtco.runtime.gpu_table import GPU_SOURCES
+from gtco.runtime.gpu.driver import gpu_name
+from gtco.runtime.gpu.table import GPU_SOURCES
+from gtco.runtime.writing.c_objects import CPU_SOURCES
+from gtco.runtime.writing.cross import emulator_of
 from gtco.support.errors import ArtifactError, GtcoError, OptionError, ShapeError
 from gtco.support.options import EFFORTS, GPU_PRECISIONS, PRECISIONS, CompileOptions, Tune
 from gtco.support.sizes import several

@@ -30,7 +30,7 @@ from gtco.driver.compilation import Compilation
 from gtco.driver.metadata import describe, versions
 from gtco.driver.places import counter_bytes
 from gtco.machine.gpu import GpuTarget
-from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.gpu.plan import GpuArtifact, GpuStep
 from gtco.runtime.plan import BufferRef, TensorSpec, round_up
 from gtco.search.policy import Policy, priced
 from gtco.support.errors import BuildError

@@ -21,10 +21,10 @@ from gtco.driver.sizes.shared import Shared
 from gtco.driver.verifying import model_compared, opened_library, stages_compared
 from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact
-from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
-from gtco.runtime.linking import build_artifact
+from gtco.runtime.gpu.plan import GpuArtifact, GpuStep
 from gtco.runtime.plan import Batch, Step
 from gtco.runtime.publish import write_error
+from gtco.runtime.writing.linking import build_artifact
 from gtco.search.records.records import Record, Records
 from gtco.support.errors import REPORT, InternalError, guarded
 from gtco.support.options import GPU_PRECISIONS, CompileOptions

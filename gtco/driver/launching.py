@@ -14,7 +14,7 @@ from gtco.codegen.workers import Workers
 from gtco.driver.persistent import persistent
 from gtco.graph.graph import Graph
 from gtco.machine.gpu import GpuTarget
-from gtco.runtime.gpu_plan import PersistentKernel
+from gtco.runtime.gpu.plan import PersistentKernel
 from gtco.search.gpu.launches import LaunchPrices, launch_prices, narrow
 from gtco.search.gpu.policy import GpuPolicy, constant_bytes
 from gtco.support.errors import BuildError

@@ -20,8 +20,8 @@ import numpy as np
 from gtco.graph.byte_weights import scaled_product
 from gtco.graph.graph import Graph
 from gtco.runtime.artifact import Artifact
-from gtco.runtime.gpu_plan import GpuArtifact
-from gtco.runtime.linking import build_artifact
+from gtco.runtime.gpu.plan import GpuArtifact
+from gtco.runtime.writing.linking import build_artifact
 from gtco.support.dtypes import is_float
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, Stage

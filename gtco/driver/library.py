@@ -21,8 +21,8 @@ from gtco.driver.sizes.variants import Part, Ranged, assemble_variants
 from gtco.driver.sizes.ways import Dims, notes, refusal, ways
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.library import read_metadata
-from gtco.runtime.linking import build_artifact
 from gtco.runtime.ranges import Covered
+from gtco.runtime.writing.linking import build_artifact
 from gtco.search.records.records import Records
 from gtco.support.options import CompileOptions
 from gtco.support.sizes import (

@@ -16,8 +16,8 @@ from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.driver.compilation import Compilation
 from gtco.driver.cooptimize import SHARE, CutModel, Measured, cooptimize, part, rest
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.publish import temporary
+from gtco.runtime.writing.linking import write_artifact
 from gtco.search.recorded import by_stage, last_reading
 from gtco.search.records.records import Record, Records, circumstances, now
 from gtco.support.options import Tune

@@ -10,7 +10,7 @@ from gtco.codegen.jobs import Failure, GpuKernel, Job, ProgramJob
 from gtco.codegen.nvrtc import Image
 from gtco.codegen.workers import Workers
 from gtco.machine.gpu import GpuTarget
-from gtco.runtime.gpu_plan import PersistentKernel
+from gtco.runtime.gpu.plan import PersistentKernel
 from gtco.search.gpu.launches import MOST_THREADS, narrow
 from gtco.search.gpu.policy import KEPT, GpuPolicy
 from gtco.tensor.cuda.persistent import MOST_POINTERS, MOST_TENSORS, persistent_program

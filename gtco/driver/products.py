@@ -11,7 +11,7 @@ from pathlib import Path
 from gtco.codegen.llvm import object_code
 from gtco.machine.target import Target, cpu_target
 from gtco.runtime.products_table import ProductsTable, TableKernel, write_products
-from gtco.runtime.table import normalize_features
+from gtco.runtime.writing.table import normalize_features
 from gtco.search.calibration.profile import machine_table
 from gtco.search.calibration.rates import RateTable
 from gtco.tensor.nest.open import FEEDS, FewColumns, OpenNest, few_columns, nests

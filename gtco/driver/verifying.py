@@ -11,7 +11,7 @@ from gtco.driver.reading import Source
 from gtco.machine.target import target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.emulated import EmulatedModel
-from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.module import load
 from gtco.support.options import CompileOptions
 from gtco.tensor.stage import Stage

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from gtco.runtime.cross import compiler_for, emulator_of, flags_for
 from gtco.runtime.elf import read_contents
-from gtco.runtime.table import CSRC
 from gtco.runtime.tensors import aligned_empty
 from gtco.runtime.variants import SizedModel, choose, described_variants
+from gtco.runtime.writing.cross import compiler_for, emulator_of, flags_for
+from gtco.runtime.writing.table import CSRC
 from gtco.support.errors import ArtifactError, InputError
 from gtco.support.toolchain import run_compiler
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, NoReturn, overload
 import numpy as np
 
 from gtco.runtime.binding import bind, feeds_of, given_outputs, output_names
-from gtco.runtime.device_tensors import Caller, device_of
 from gtco.runtime.elf import read_contents
+from gtco.runtime.gpu.tensors import Caller, device_of
 from gtco.runtime.library import BUSY, LAUNCHES, OK, open_library, release, tensor_specs
 from gtco.runtime.plan import TensorSpec
 from gtco.runtime.publish import publish, staging, weights_name, write_error

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gtco.machine.isa import Isa
-from gtco.runtime import c_objects
-from gtco.runtime.cross import compiler_for, flags_for
-from gtco.runtime.elf_object import closed
-from gtco.runtime.linking import LINK_FLAGS
 from gtco.runtime.publish import publish, staging, write_error
-from gtco.runtime.table import CSRC, c_string
+from gtco.runtime.writing import c_objects
+from gtco.runtime.writing.cross import compiler_for, flags_for
+from gtco.runtime.writing.elf_object import closed
+from gtco.runtime.writing.linking import LINK_FLAGS
+from gtco.runtime.writing.table import CSRC, c_string
 from gtco.support.errors import BuildError
 from gtco.support.toolchain import run_compiler
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.runtime.device_tensors import device_of, shape_on_device
+from gtco.runtime.gpu.tensors import device_of, shape_on_device
 from gtco.runtime.plan import ALIGNMENT, TensorSpec
 from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import InputError

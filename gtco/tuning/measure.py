@@ -15,8 +15,8 @@ import numpy as np
 from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Machine, cpu_target
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.publish import temporary
+from gtco.runtime.writing.linking import write_artifact
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 from gtco.tuning.local import LocalRunner

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from gtco.runtime.driver import gpu_name
 from gtco.runtime.elf import BUNDLE
+from gtco.runtime.gpu.driver import gpu_name
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import Model
 from gtco.runtime.tensors import aligned_empty

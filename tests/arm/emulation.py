@@ -17,7 +17,7 @@ import pytest
 from gtco.codegen.llvm import has_no_alias, object_code
 from gtco.machine.isa import AARCH64
 from gtco.machine.target import ARM_TARGETS, Target
-from gtco.runtime.cross import compiler_for, emulator_of
+from gtco.runtime.writing.cross import compiler_for, emulator_of
 from gtco.support.errors import BuildError
 from gtco.tensor.space import Program
 from gtco.tensor.stage import Stage, TensorType

@@ -16,9 +16,9 @@ import gtco
 from gtco import cli
 from gtco.compiler import compile_to_file
 from gtco.machine.isa import AARCH64
-from gtco.runtime.cross import compiler_for
 from gtco.runtime.elf import read_contents
 from gtco.runtime.emulated import EmulatedModel
+from gtco.runtime.writing.cross import compiler_for
 from gtco.support.errors import ArtifactError, BuildError, OptionError
 from models.export import export_onnx
 from models.family import FAMILY

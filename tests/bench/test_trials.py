@@ -21,8 +21,8 @@ from bench.search.tvm_kernels import PREPROC, Program, TvmJob, artifact, build, 
 from bench.search.tvm_stage import LAYOUT_FREE, program
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target, detect
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
+from gtco.runtime.writing.linking import write_artifact
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.records.records import Outcome, Record
 from gtco.support.errors import InternalError, OptionError, UnsupportedError

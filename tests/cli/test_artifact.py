@@ -13,7 +13,7 @@ import pytest
 
 from bench.harness.rounds import Contender, compare
 from gtco import cli
-from gtco.runtime.linking import write_artifact
+from gtco.runtime.writing.linking import write_artifact
 from gtco.search.calibration.peak import Peak
 from tests.runtime.test_models import check, example_inputs, kernels, small_artifact
 

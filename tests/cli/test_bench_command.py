@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gtco import cli
-from gtco.runtime.linking import write_artifact
+from gtco.runtime.writing.linking import write_artifact
 from tests.bench.graphs import one
 from tests.runtime.test_models import kernels, small_artifact
 

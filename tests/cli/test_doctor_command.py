@@ -179,7 +179,7 @@ def test_what_cannot_be_compiled_is_not_promised(monkeypatch, absent):
         raise OSError(name)
 
     real = metadata.version
-    monkeypatch.setattr("gtco.runtime.driver.ctypes.CDLL", no_driver)
+    monkeypatch.setattr("gtco.runtime.gpu.driver.ctypes.CDLL", no_driver)
     monkeypatch.setattr(metadata, "version", version)
     if absent == "NVRTC":
         monkeypatch.setattr(nvrtc, "version", missing)
@@ -238,7 +238,7 @@ def test_gpus_are_what_the_driver_names(monkeypatch, driver, said):
             raise OSError(name)
         return driver
 
-    monkeypatch.setattr("gtco.runtime.driver.ctypes.CDLL", opened)
+    monkeypatch.setattr("gtco.runtime.gpu.driver.ctypes.CDLL", opened)
     assert doctor_command.gpus_check().found.startswith(said)
 
 

@@ -26,7 +26,7 @@ from gtco.driver.compilation import Compilation, silent
 from gtco.driver.persistent import persistent
 from gtco.machine.cores import allowed_cores
 from gtco.machine.gpu import GpuTarget, gpu_target
-from gtco.runtime.gpu_plan import PersistentKernel
+from gtco.runtime.gpu.plan import PersistentKernel
 from gtco.support.options import CompileOptions
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import space_of

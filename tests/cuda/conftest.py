@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gtco.runtime.linking import write_artifact
+from gtco.runtime.writing.linking import write_artifact
 from tests.cuda.compiling import Compiling
 from tests.cuda.fake_driver import KERNELS, FakeDriver, build, compile_kernels, small_gpu_artifact
 

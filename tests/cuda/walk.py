@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.tensor.cuda.persistent import MOST_TENSORS
 from gtco.tensor.cuda.program import CudaProgram
 from tests.cuda.emulate import emulate_grid, guarded

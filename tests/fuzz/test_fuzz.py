@@ -118,7 +118,7 @@ def faults(
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """A library with its weights inside, and one with its weights beside it."""
-    from gtco.runtime import linking
+    from gtco.runtime.writing import linking
 
     made = []
     for number, limit in enumerate((10**9, 0)):

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco import compiler
 from gtco.driver import compilation
 from gtco.runtime.artifact import Artifact, variants_of
-from gtco.runtime.table import normalize_features, plan_source
+from gtco.runtime.writing.table import normalize_features, plan_source
 from tests.end_to_end.nodes.runner import InProcess
 
 WIDTH, HIDDEN, TOKENS = 16, 24, 5

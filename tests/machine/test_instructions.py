@@ -11,7 +11,7 @@ import pytest
 
 from gtco.codegen.llvm import instruction_sets, llvm_target, object_code
 from gtco.machine.target import TARGETS, TILES, detect
-from gtco.runtime.table import normalize_features
+from gtco.runtime.writing.table import normalize_features
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
 from gtco.tensor.sketch import RULES, family, sketches
 from gtco.tensor.space import Program, Sketch, build, configs

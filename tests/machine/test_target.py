@@ -23,7 +23,7 @@ from gtco.machine.target import (
     detect,
     target,
 )
-from gtco.runtime.table import normalize_features
+from gtco.runtime.writing.table import normalize_features
 from gtco.support.errors import OptionError
 
 

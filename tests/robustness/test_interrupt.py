@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from gtco.compiler import compile_model, compile_to_file
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.publish import write_whole
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import ArtifactError, BuildError, GtcoError
 from tests.driver.test_compiler import check, mlp
 from tests.runtime.test_models import check as check_small

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gtco.runtime import c_objects
-from gtco.runtime.linking import write_artifact
-from gtco.runtime.table import CSRC
+from gtco.runtime.writing import c_objects
+from gtco.runtime.writing.linking import write_artifact
+from gtco.runtime.writing.table import CSRC
 from gtco.support.options import c_compiler
 from tests.runtime.test_models import KERNELS, small_artifact
 

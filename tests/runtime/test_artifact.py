@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime import linking
-from gtco.runtime.elf_object import symbols
-from gtco.runtime.linking import EXPORTS, write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
-from gtco.runtime.table import known_features, normalize_features
+from gtco.runtime.writing import linking
+from gtco.runtime.writing.elf_object import symbols
+from gtco.runtime.writing.linking import EXPORTS, write_artifact
+from gtco.runtime.writing.table import known_features, normalize_features
 from gtco.support.errors import BuildError, ShapeError
 from tests.runtime.test_models import (
     KERNELS,
@@ -241,7 +241,7 @@ def test_a_full_disk_leaves_the_old_model(tmp_path: Path, kernels: bytes) -> Non
         from pathlib import Path
         import numpy as np
         from gtco.support.errors import BuildError
-        from gtco.runtime.linking import write_artifact
+        from gtco.runtime.writing.linking import write_artifact
         from tests.runtime.test_models import small_artifact
         kernels = Path({str(tmp_path)!r}, "kernels.bin").read_bytes()
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gtco.runtime import c_objects
-from gtco.runtime.c_objects import CPU_SOURCES, made_early, write_objects
+from gtco.runtime.writing import c_objects
+from gtco.runtime.writing.c_objects import CPU_SOURCES, made_early, write_objects
 from gtco.support.options import c_compiler
 
 SOURCES = CPU_SOURCES[:2]

@@ -15,8 +15,8 @@ import pytest
 from gtco.runtime import library as library_module
 from gtco.runtime.elf import BUNDLE, _Elf, read_contents
 from gtco.runtime.library import read_metadata
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import ArtifactError
 from tests.runtime.test_models import check, example_inputs, kernels, small, small_artifact
 

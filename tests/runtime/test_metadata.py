@@ -16,7 +16,7 @@ import pytest
 
 from gtco.runtime.elf import MODEL, _metadata
 from gtco.runtime.library import read_metadata
-from gtco.runtime.table import CSRC
+from gtco.runtime.writing.table import CSRC
 from gtco.support.errors import ArtifactError
 from gtco.support.options import c_compiler
 from tests.runtime.test_models import kernels, small

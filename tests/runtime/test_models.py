@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gtco.runtime.artifact import Artifact
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.options import c_compiler
 
 ROWS, COLUMNS = 96, 40

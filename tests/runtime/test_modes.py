@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.options import c_compiler
 from tests.runtime.test_models import compile_kernels, small_artifact
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from gtco.runtime.library import read_metadata
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.tensors import dense, like, to_numpy
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import ArtifactError, InputError
 from tests.runtime.test_models import (
     COLUMNS,

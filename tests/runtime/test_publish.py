@@ -17,9 +17,9 @@ import pytest
 
 from gtco.runtime import publish as publish_module
 from gtco.runtime.library import Library, read_metadata
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.publish import staging, weights_beside, write_whole
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import ArtifactError, BuildError
 from tests.runtime.test_models import SCALE, check, example_inputs, kernels, small, small_artifact
 

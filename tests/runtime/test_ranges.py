@@ -11,9 +11,9 @@ import pytest
 
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.library import OK
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import Cover, Step, TensorSpec, Variant
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import InputError, OptionError
 from gtco.support.sizes import Range
 from tests.runtime.test_models import COLUMNS, SCALE, kernels

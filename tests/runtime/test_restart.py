@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime import table
-from gtco.runtime.elf_object import closed, symbols
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
-from gtco.runtime.table import CSRC
+from gtco.runtime.writing import table
+from gtco.runtime.writing.elf_object import closed, symbols
+from gtco.runtime.writing.linking import write_artifact
+from gtco.runtime.writing.table import CSRC
 from gtco.support.options import c_compiler
 from tests.random.__main__ import BATCH, graphs_of, precision_of
 from tests.random.builder import model_of

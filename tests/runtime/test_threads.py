@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from gtco.runtime.library import Library
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import ArtifactError, OptionError
 from tests.runtime.test_models import (
     SLEEPER,

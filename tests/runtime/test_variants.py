@@ -17,9 +17,9 @@ import pytest
 
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.library import OK, TensorInfo
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, Variant
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from tests.runtime.test_models import COLUMNS, SCALE, kernels
 

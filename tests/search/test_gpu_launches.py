@@ -17,7 +17,7 @@ from gtco.driver.backend import backend_of
 from gtco.driver.launching import Launching
 from gtco.machine.gpu import GPUS
 from gtco.machine.target import target
-from gtco.runtime.gpu_plan import PersistentKernel
+from gtco.runtime.gpu.plan import PersistentKernel
 from gtco.search.gpu.launches import BARRIER, LaunchPrices, launch_prices
 from gtco.search.gpu.policy import LAUNCH, GpuPolicy
 from gtco.support.errors import BuildError, OptionError

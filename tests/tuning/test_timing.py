@@ -71,7 +71,7 @@ def trial(machine: Target, symbols: str, *stages: Stage) -> list[Trial]:
 
 def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) -> None:
     """Real kernels in the real process: every step has readings, and no result is wrong."""
-    from gtco.runtime.linking import write_artifact
+    from gtco.runtime.writing.linking import write_artifact
 
     trials = trial(machine, "fine", linear(), linear(33, 40, 24))
     made = artifact(trials, machine, 2)
@@ -89,7 +89,7 @@ def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) 
 
 def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_path: Path) -> None:
     """A kernel of relu takes the place of a rival of gelu."""
-    from gtco.runtime.linking import write_artifact
+    from gtco.runtime.writing.linking import write_artifact
 
     (good,) = trial(machine, "good", linear())
     stage = linear()
@@ -113,7 +113,7 @@ def test_a_wrong_product_of_integers_is_named(machine: Target, tmp_path: Path) -
     """Two kernels that are right for zeros alone: one subtracts what the zero point adds, the other
     multiplies by 7 bits.
     """
-    from gtco.runtime.linking import write_artifact
+    from gtco.runtime.writing.linking import write_artifact
 
     (good,) = trial(machine, "integer", integers())
     stage = good.stage

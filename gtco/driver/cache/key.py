@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.driver.backend import backend_of
 from gtco.machine.target import Machine, cpu_identity
-from gtco.runtime.cross import compiler_for
+from gtco.runtime.writing.cross import compiler_for
 from gtco.search.records.records import Records
 from gtco.support.options import CompileOptions, Tune
 from gtco.support.sizes import Range

@@ -18,7 +18,7 @@ from gtco.graph.graph import Graph
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
 from gtco.runtime.artifact import Artifact
-from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.plan import Batch, BufferRef, Cover, TensorSpec, Variant
 from gtco.support.sizes import Range, apart
 from gtco.tensor.packing import Packing

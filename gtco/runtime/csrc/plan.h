@@ -1,4 +1,4 @@
-/* The types of the generated table, which has everything about one model that the runtime needs. gtco/runtime/table.py
+/* The types of the generated table, which has everything about one model that the runtime needs. gtco/runtime/writing/table.py
  * writes it. */
 #ifndef GTCO_PLAN_H
 #define GTCO_PLAN_H

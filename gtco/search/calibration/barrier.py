@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from gtco.machine.isa import host
-from gtco.runtime.c_objects import COMPILE_FLAGS
-from gtco.runtime.table import CSRC
+from gtco.runtime.writing.c_objects import COMPILE_FLAGS
+from gtco.runtime.writing.table import CSRC
 from gtco.support.errors import BuildError
 from gtco.support.options import c_compiler
 from gtco.support.toolchain import run_compiler

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from gtco.codegen.generate import generate
 from gtco.codegen.workers import Workers
 from gtco.machine.identity import Identity, identity
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.publish import temporary
+from gtco.runtime.writing.linking import write_artifact
 from gtco.search.analytic import AnalyticPolicy
 from gtco.support.errors import FarmError, OptionError
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
+from gtco.runtime.gpu.plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, TensorSpec
 from gtco.support.options import c_compiler
 from tests.runtime.test_models import COLUMNS, ROWS, SCALE

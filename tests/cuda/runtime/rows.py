@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.gpu.plan import GpuArtifact, GpuStep
 from gtco.runtime.plan import ALIGNMENT, BufferRef, Cover, TensorSpec, Variant, round_up
 from gtco.support.sizes import Range
 from tests.cuda.device_tensor import Tensor

@@ -22,9 +22,9 @@ from gtco.driver.candidates import bundle
 from gtco.driver.compilation import Compilation, silent
 from gtco.machine.gpu import gpu_target
 from gtco.runtime.library import read_metadata
-from gtco.runtime.linking import publish_alone
 from gtco.runtime.module import load
 from gtco.runtime.publish import staging
+from gtco.runtime.writing.linking import publish_alone
 from gtco.search.records.records import Records
 from gtco.search.records.text import from_lines, to_lines
 from gtco.support.errors import ArtifactError, OptionError, RecordError

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import ArtifactError, OptionError
 from tests.cuda.device_tensor import tensors
 from tests.cuda.fake_driver import (

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from gtco.runtime.library import read_metadata
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import HELD_RUNS, load
 from gtco.runtime.plan import TensorSpec
-from gtco.runtime.table import CSRC
+from gtco.runtime.writing.linking import write_artifact
+from gtco.runtime.writing.table import CSRC
 from gtco.support.errors import ArtifactError, BuildError, OptionError
 from gtco.support.options import c_compiler
 from gtco.tensor import cuda

@@ -19,8 +19,8 @@ import pytest
 
 from gtco.cli import main
 from gtco.runtime.library import OK, TensorInfo
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import Model, load
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.support.sizes import Range
 from tests.cuda.device_tensor import Tensor

@@ -16,8 +16,8 @@ import pytest
 from gtco.cli import main
 from gtco.machine.gpu import gpu_target
 from gtco.runtime.library import read_metadata
-from gtco.runtime.linking import EXPORTS, write_artifact
 from gtco.runtime.module import Model, load
+from gtco.runtime.writing.linking import EXPORTS, write_artifact
 from gtco.support.errors import ArtifactError, BuildError
 from tests.cuda.device_tensor import tensors
 from tests.cuda.fake_driver import (

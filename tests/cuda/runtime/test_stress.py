@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from gtco.runtime import c_objects, linking
-from gtco.runtime.gpu_plan import GpuArtifact
-from gtco.runtime.linking import write_artifact
-from gtco.runtime.table import CSRC
+from gtco.runtime.gpu.plan import GpuArtifact
+from gtco.runtime.writing import c_objects, linking
+from gtco.runtime.writing.linking import write_artifact
+from gtco.runtime.writing.table import CSRC
 from gtco.support.options import c_compiler
 from tests.cuda.fake_driver import (
     KERNELS,

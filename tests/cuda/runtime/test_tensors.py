@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.runtime.device_tensors import stream_handle
-from gtco.runtime.gpu_plan import GpuStep
-from gtco.runtime.linking import write_artifact
+from gtco.runtime.gpu.plan import GpuStep
+from gtco.runtime.gpu.tensors import stream_handle
 from gtco.runtime.module import HELD_RUNS, load
 from gtco.runtime.plan import BufferRef, TensorSpec
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import ArtifactError, InputError
 from tests.cuda.device_tensor import TOTAL, Tensor, Y, check_replays, tensors
 from tests.cuda.fake_driver import (

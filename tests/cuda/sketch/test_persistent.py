@@ -22,7 +22,7 @@ from gtco.codegen.nvrtc import compile_cuda
 from gtco.driver.assembly import assemble
 from gtco.driver.persistent import persistent
 from gtco.machine.gpu import gpu_target
-from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.search.gpu.launches import MOST_THREADS
 from gtco.tensor.cuda.persistent import (
     MOST_POINTERS,

@@ -27,7 +27,7 @@ from gtco.driver.sizes.many import Many, check_steps, in_order, wait
 from gtco.driver.sizes.ways import notes
 from gtco.graph.fusion import stages
 from gtco.report import gather
-from gtco.runtime.table import CSRC
+from gtco.runtime.writing.table import CSRC
 from gtco.support.errors import GtcoError, OptionError
 from gtco.support.options import c_compiler
 from gtco.support.sizes import Range, said, spread

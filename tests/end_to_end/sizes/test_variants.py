@@ -23,9 +23,9 @@ from gtco.driver.sizes.dimensions import open_dimensions
 from gtco.driver.sizes.variants import renamed, symbolic
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.library import read_metadata
-from gtco.runtime.linking import write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
+from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.options import Tune
 from gtco.support.sizes import choices, fixed

@@ -159,7 +159,7 @@ def test_two_tunings_take_turns(
     """While one waits for a machine, the other gets the turn that is running and, as its request
     may have come a moment before, the next: no more.
     """
-    from gtco.runtime.linking import write_artifact
+    from gtco.runtime.writing.linking import write_artifact
     from gtco.tuning.farm.machine import request
     from gtco.tuning.runner import Budget
     from gtco.tuning.trial import artifact

@@ -1,5 +1,5 @@
 /* A model for GPUs has these tables beside its gtco_plan (whose steps are NULL, and whose num_steps is the number of
- * launches): launches and the machine code of their kernels. gtco/runtime/gpu_table.py writes it. */
+ * launches): launches and the machine code of their kernels. gtco/runtime/gpu/table.py writes it. */
 #ifndef GTCO_CUDA_PLAN_H
 #define GTCO_CUDA_PLAN_H
 

@@ -12,18 +12,18 @@ import shutil
 import zlib
 from pathlib import Path
 
-from gtco.runtime import c_objects
 from gtco.runtime.artifact import Artifact, check, code_of, isa_of, variants_of
-from gtco.runtime.artifact_metadata import metadata
-from gtco.runtime.c_objects import CPU_SOURCES, write_objects
-from gtco.runtime.cross import compiler_for, flags_for
 from gtco.runtime.elf import seal
-from gtco.runtime.elf_object import closed
-from gtco.runtime.embedding import WEIGHTS_HEADER_BYTES, data_source, write_weights
-from gtco.runtime.gpu_plan import GpuArtifact
-from gtco.runtime.gpu_table import GPU_SOURCES, gpu_plan_source, images_data, write_images
+from gtco.runtime.gpu.plan import GpuArtifact
+from gtco.runtime.gpu.table import GPU_SOURCES, gpu_plan_source, images_data, write_images
 from gtco.runtime.publish import publish, staging, weights_name, write_error
-from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
+from gtco.runtime.writing import c_objects
+from gtco.runtime.writing.c_objects import CPU_SOURCES, write_objects
+from gtco.runtime.writing.cross import compiler_for, flags_for
+from gtco.runtime.writing.elf_object import closed
+from gtco.runtime.writing.embedding import WEIGHTS_HEADER_BYTES, data_source, write_weights
+from gtco.runtime.writing.metadata import metadata
+from gtco.runtime.writing.table import CSRC, header_source, normalize_features, plan_source
 from gtco.support.errors import BuildError
 from gtco.support.toolchain import run_compiler
 
@@ -86,8 +86,9 @@ def build_artifact(
     """Makes the files of ``target`` in the folder ``staged``, which holds nothing else. Returns the
     library there, which can be loaded and is not published yet.
 
-    ``cc`` is the C compiler; None means that of :func:`gtco.runtime.cross.compiler_for`. Raises
-    :class:`BuildError` if there is no compiler, the compiler fails, or a file cannot be written;
+    ``cc`` is the C compiler; None means that of
+    :func:`gtco.runtime.writing.cross.compiler_for`. Raises :class:`BuildError` if there is no
+    compiler, the compiler fails, or a file cannot be written;
     :class:`ShapeError` for symbolic shapes.
     """
     check(artifact)

@@ -13,7 +13,7 @@ from gtco.runtime.plan import DTYPES, BufferRef, Cover, Step, TensorSpec, Varian
 from gtco.support.errors import BuildError
 from gtco.support.sizes import Range, apart, said
 
-CSRC = Path(__file__).parent / "csrc"
+CSRC = Path(__file__).parents[1] / "csrc"
 
 
 CHECKED = {X86_64.name: "cpu/features.def", AARCH64.name: "cpu/features_arm.def"}

@@ -14,7 +14,7 @@ import numpy as np
 
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.elf import ABI_VERSION, CONTENTS_NOTE, ID_NOTE, NOTE_NAME
-from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.plan import ALIGNMENT
 
 WEIGHTS_MAGIC, WEIGHTS_HEADER_BYTES = b"GTCOWGT1", 4096  # csrc/weights.c

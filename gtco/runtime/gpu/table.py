@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gtco.runtime.gpu_plan import GpuArtifact, PersistentKernel
+from gtco.runtime.gpu.plan import GpuArtifact, PersistentKernel
 from gtco.runtime.plan import BufferRef, Variant, round_up
-from gtco.runtime.table import c_string, comment_text, plan_document
+from gtco.runtime.writing.table import c_string, comment_text, plan_document
 from gtco.support.errors import BuildError
 
 GPU_SOURCES = (

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gtco.machine.isa import X86_64, Isa
-from gtco.runtime.cross import flags_for
-from gtco.runtime.table import CSRC
+from gtco.runtime.writing.cross import flags_for
+from gtco.runtime.writing.table import CSRC
 from gtco.support.cache_file import write_cache_file
 from gtco.support.errors import BuildError
 from gtco.support.options import cache_folder

@@ -9,10 +9,10 @@ from typing import Any
 from gtco.machine.isa import X86_64
 from gtco.runtime.artifact import Artifact, variants_of
 from gtco.runtime.elf import ABI_VERSION
-from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
-from gtco.runtime.gpu_table import image_sizes
+from gtco.runtime.gpu.plan import GpuArtifact, GpuStep
+from gtco.runtime.gpu.table import image_sizes
 from gtco.runtime.plan import Step, TensorSpec, Variant
-from gtco.runtime.table import normalize_features
+from gtco.runtime.writing.table import normalize_features
 from gtco.support.errors import BuildError
 
 

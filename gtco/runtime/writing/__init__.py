@@ -1,0 +1,1 @@
+"""How an artifact becomes a library."""
