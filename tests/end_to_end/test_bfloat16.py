@@ -211,7 +211,7 @@ def test_a_kernel_that_drops_the_last_of_k_is_caught(monkeypatch: pytest.MonkeyP
         made.constants[name] = value
         return made
 
-    monkeypatch.setattr("gtco.graph.precision.narrow_operands", broken)
+    monkeypatch.setattr("gtco.driver.canonical.narrow_operands", broken)
     compiled = gtco.compile_model(encoder(), precision="bf16", simplify=False, threads=1)
     assert "random" in failing(verify(compiled, encoder(), check=False))
 

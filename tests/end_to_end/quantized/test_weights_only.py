@@ -21,7 +21,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 from torch import nn
 
 import gtco
-from gtco.graph import byte_weights
+from gtco.driver import canonical
 from gtco.verification.float64.evaluator import Evaluator, Limits
 from gtco.verification.float64.operators import Arithmetic
 from models import export_onnx
@@ -73,8 +73,9 @@ def check(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> gtco.Compi
     """Compiles the file with its weights as they are and in float32, and compares the errors."""
     compiled = gtco.compile_model(model, tune="off", strict=True, target=TARGET)
     with monkeypatch.context() as patch:
-        patch.setattr(byte_weights, "byte_weights", lambda graph, *prices: graph)
+        patch.setattr(canonical, "byte_weights", lambda graph, *prices: graph)
         wide = gtco.compile_model(model, tune="off", strict=True, target=TARGET)
+    assert not narrow(wide) and not narrow(wide, "int4")
     errors = np.zeros(2)
     for _ in range(3):
         feeds = drawn(model)
