@@ -21,8 +21,8 @@ from bench.harness.workload import (
 )
 from bench.models import readme
 from gtco.support.errors import OptionError
-from tests.bench.graphs import one, save_graph
-from tests.bench.test_tables import result
+from tests.bench.harness.graphs import one, save_graph
+from tests.bench.models.test_tables import result
 
 
 def test_candidates_leave_out_what_cannot_run_and_say_why(workload):

@@ -40,7 +40,7 @@ FAMILIES = {
 
 
 def test_every_family_has_a_kernel(tmp_path: Path) -> None:
-    sketches = (Path(__file__).parents[2] / "gtco/tensor/sketch").glob("*/cuda*.py")
+    sketches = (Path(__file__).parents[3] / "gtco/tensor/sketch").glob("*/cuda*.py")
     named = {
         line.split('"')[1]
         for path in sketches
