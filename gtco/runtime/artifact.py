@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from gtco.machine.isa import X86_64, Isa, host
+from gtco.runtime.gpu.check import check_launches
 from gtco.runtime.gpu.plan import GpuArtifact, GpuStep
-from gtco.runtime.gpu.table import check_launches
 from gtco.runtime.plan import ALIGNMENT, DTYPES, Batch, Cover, Step, TensorSpec, Variant
 from gtco.support.errors import BuildError, ShapeError
 from gtco.support.sizes import Range

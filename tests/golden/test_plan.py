@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco import compiler
 from gtco.driver import compilation
-from gtco.runtime.artifact import Artifact, variants_of
-from gtco.runtime.writing.table import normalize_features, plan_source
+from gtco.runtime.artifact import Artifact
+from gtco.runtime.writing.table import plan_source
 from tests.end_to_end.nodes.runner import InProcess
 
 WIDTH, HIDDEN, TOKENS = 16, 24, 5
@@ -70,17 +70,7 @@ def test_plan(
     monkeypatch.setattr(compilation, "build_artifact", keep)
     compiler.compile_to_file(tiny(), tmp_path / "tiny.so", target=name, threads=2)
     (artifact,) = artifacts
-    source = plan_source(
-        name=artifact.name,
-        inputs=artifact.inputs,
-        outputs=artifact.outputs,
-        variants=variants_of(artifact),
-        features=normalize_features(artifact.cpu_features),
-        threads=artifact.threads,
-        weights_bytes=artifact.weights_bytes,
-        weights_inside=True,
-        identity=bytes(32),
-    )
+    source = plan_source(artifact, weights_inside=True, identity=bytes(32))
     stages = [
         f"// {step.kernel}: {'+'.join(step.info['operators'])}, {step.info['structure']}, "
         f"{step.info['schedule']}"

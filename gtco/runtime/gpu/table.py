@@ -4,97 +4,18 @@ csrc/cuda/plan.h), and the images themselves.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gtco.runtime.gpu.check import ARCHITECTURE, is_ptx
 from gtco.runtime.gpu.plan import GpuArtifact, PersistentKernel
-from gtco.runtime.plan import BufferRef, Variant, round_up
+from gtco.runtime.plan import BufferRef, round_up
 from gtco.runtime.writing.table import c_string, comment_text, plan_document
-from gtco.support.errors import BuildError
 
 GPU_SOURCES = (
     "cuda/api.c cuda/device.c cuda/driver.c cuda/graph.c cuda/images.c cuda/open.c "
     "cuda/persistent.c cover.c error.c metadata.c sizes.c tensors.c variants.c weights.c"
 ).split()
-# For every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
-MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10
-# For a persistent kernel's tables, gtco/tensor/cuda/device/gtco/persistent_tables.cuh.
-MAX_TENSORS, MAX_TASKS = 64, 2**31 - 1
-_ARCHITECTURE = re.compile(r"(?:sm_(\d+)(\d)(a?))|(?:compute_(\d+)(\d))")
-
-
-def check_launches(artifact: GpuArtifact) -> None:
-    """Raises :class:`BuildError` if a launch asks for more than any GPU has, or an image lacks a
-    kernel.
-    """
-    if not 0 <= artifact.counter_bytes <= artifact.arena_bytes:
-        raise BuildError(
-            f"{artifact.counter_bytes} bytes of counters, in an arena of {artifact.arena_bytes}"
-        )
-    arity: dict[str, int] = {}
-    for number, step in enumerate(artifact.every_step):
-        where = f"step {number} ({step.kernel})"
-        if not all(1 <= n <= most for n, most in zip(step.grid, MAX_GRID, strict=True)):
-            raise BuildError(f"{where} has the grid {step.grid}; 1 to {MAX_GRID} are possible")
-        if not 1 <= step.threads <= MAX_THREADS:
-            raise BuildError(f"{where} has {step.threads} threads; 1 to {MAX_THREADS} are possible")
-        if not 0 <= step.shared <= MAX_SHARED:
-            raise BuildError(
-                f"{where} asks for {step.shared} bytes of shared memory; {MAX_SHARED} is the most"
-            )
-        if arity.setdefault(step.kernel, len(step.buffers)) != len(step.buffers):
-            raise BuildError(
-                f"kernel {step.kernel} is launched with {arity[step.kernel]} and with "
-                f"{len(step.buffers)} buffers; a kernel has one number of arguments"
-            )
-    if not artifact.images:
-        raise BuildError("the artifact has no image; name an architecture, such as sm_80")
-    for name, image in artifact.images.items():
-        if not _ARCHITECTURE.fullmatch(name):
-            raise BuildError(f"{name!r} is no architecture of a GPU; one is named like sm_80")
-        missing = [kernel for kernel in arity if kernel not in image]
-        if missing:
-            raise BuildError(f"the image for {name} lacks the kernels {', '.join(missing)}")
-    if artifact.persistent:
-        _check_persistent(artifact, artifact.persistent)
-
-
-def _check_persistent(artifact: GpuArtifact, kernel: PersistentKernel) -> None:
-    """Raises if the tables cannot describe the kernel's work."""
-    tensors = len(artifact.inputs) + len(artifact.outputs)
-    wrong = ""
-    if artifact.variants:
-        wrong = "does the steps of one shape, and the model has several"
-    elif missing := [n for n in artifact.images if n not in kernel.images and not is_ptx(n)]:
-        wrong = f"has no image for {', '.join(missing)}"
-    elif not any(kernel.images.values()):
-        wrong = "has no machine code for any architecture"
-    elif tensors > MAX_TENSORS:
-        wrong = f"takes {MAX_TENSORS} inputs and outputs at most, and the model has {tensors}"
-    elif not 1 <= kernel.threads <= MAX_THREADS or not 0 <= kernel.shared <= MAX_SHARED:
-        wrong = f"has {kernel.threads} threads and {kernel.shared} bytes of shared memory a block"
-    elif len(kernel.prefetches) != len(artifact.steps):
-        wrong = f"prefetches for {len(kernel.prefetches)} steps of {len(artifact.steps)}"
-    elif len(kernel.tasks) != len(artifact.steps):
-        wrong = f"has the tasks of {len(kernel.tasks)} steps of {len(artifact.steps)}"
-    if wrong:
-        raise BuildError(f"the persistent kernel {kernel.symbol} {wrong}")
-    for number, (step, (buffer, bytes_), tasks) in enumerate(
-        zip(artifact.steps, kernel.prefetches, kernel.tasks, strict=True)
-    ):
-        if step.kernel not in kernel.kernels:
-            wrong = f"lacks the kernel {step.kernel} of step {number}"
-        elif not 1 <= tasks <= MAX_TASKS:
-            wrong = f"takes 1 to {MAX_TASKS} tasks a step, and step {number} has {tasks}"
-        elif bytes_ and not (
-            0 <= buffer < len(step.buffers)
-            and step.buffers[buffer].kind == "weight"
-            and 0 < bytes_ <= artifact.weights_bytes - step.buffers[buffer].index
-        ):
-            wrong = f"prefetches {bytes_} bytes of what is no weight of step {number}"
-        if wrong:
-            raise BuildError(f"the persistent kernel {kernel.symbol} {wrong}")
 
 
 def kernels(artifact: GpuArtifact) -> list[str]:
@@ -108,10 +29,6 @@ def image_sizes(artifact: GpuArtifact) -> dict[str, int]:
     for name, _, _, cubin in _cubins(artifact):
         sizes[name] += len(cubin)
     return sizes
-
-
-def is_ptx(architecture: str) -> bool:
-    return architecture.startswith("compute_")
 
 
 def _cubins(artifact: GpuArtifact) -> Iterator[tuple[str, str, int, bytes]]:
@@ -150,12 +67,8 @@ def images_data(file: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def gpu_plan_source(
-    artifact: GpuArtifact, variants: Sequence[Variant], weights_inside: bool, identity: bytes
-) -> str:
-    """The C source that defines ``gtco_the_plan`` and ``gtco_the_cuda_plan``. ``variants``: the
-    artifact's, of which every artifact has one at least.
-    """
+def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes) -> str:
+    """The C source that defines ``gtco_the_plan`` and ``gtco_the_cuda_plan``."""
     names = kernels(artifact)
     shared = dict.fromkeys(names, 0)
     launches: list[str] = []
@@ -178,7 +91,7 @@ def gpu_plan_source(
         persistent, address = _persistent(artifact, one, own), "&persistent"
     images, tables = [], []
     for number, (name, rows) in enumerate(cubins.items()):
-        found = _ARCHITECTURE.fullmatch(name)
+        found = ARCHITECTURE.fullmatch(name)
         assert found
         major, minor = found[1] or found[4], found[2] or found[5]
         kind = "PTX" if is_ptx(name) else "EXACT" if found[3] else "FAMILY"
@@ -210,10 +123,7 @@ def gpu_plan_source(
         "};",
     ]
     return plan_document(
-        name=artifact.name,
-        inputs=artifact.inputs,
-        outputs=artifact.outputs,
-        variants=variants,
+        artifact,
         definitions=definitions,
         refs=refs,
         features=(),
@@ -225,8 +135,6 @@ def gpu_plan_source(
         weights_inside=weights_inside,
         identity=identity,
         steps="NULL",
-        cover=artifact.cover,
-        ranges=artifact.ranges,
     )
 
 

@@ -12,7 +12,7 @@ import shutil
 import zlib
 from pathlib import Path
 
-from gtco.runtime.artifact import Artifact, check, code_of, isa_of, variants_of
+from gtco.runtime.artifact import Artifact, check, code_of, isa_of
 from gtco.runtime.elf import seal
 from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.gpu.table import GPU_SOURCES, gpu_plan_source, images_data, write_images
@@ -23,7 +23,7 @@ from gtco.runtime.writing.cross import compiler_for, flags_for
 from gtco.runtime.writing.elf_object import closed
 from gtco.runtime.writing.embedding import WEIGHTS_HEADER_BYTES, data_source, write_weights
 from gtco.runtime.writing.metadata import metadata
-from gtco.runtime.writing.table import CSRC, header_source, normalize_features, plan_source
+from gtco.runtime.writing.table import CSRC, header_source, plan_source
 from gtco.support.errors import BuildError
 from gtco.support.toolchain import run_compiler
 
@@ -129,26 +129,13 @@ def _build(
     data = data_source(identity, places, artifact.weights_bytes if inside else None)
     objects = []
     if isinstance(artifact, Artifact):
-        plan = plan_source(
-            name=artifact.name,
-            inputs=artifact.inputs,
-            outputs=artifact.outputs,
-            variants=variants_of(artifact),
-            features=normalize_features(artifact.cpu_features, artifact.isa),
-            threads=artifact.threads,
-            weights_bytes=artifact.weights_bytes,
-            weights_inside=inside,
-            identity=identity,
-            closed=closed(artifact.kernels.values()),
-            cover=artifact.cover,
-            ranges=artifact.ranges,
-        )
+        plan = plan_source(artifact, inside, identity, closed(artifact.kernels.values()))
         sources, library = CPU_SOURCES, "-lm"
         for number, code in enumerate(artifact.kernels.values()):
             objects.append(f"kernels_{number}.o")
             (folder / objects[-1]).write_bytes(code)
     else:
-        plan = gpu_plan_source(artifact, variants_of(artifact), inside, identity)
+        plan = gpu_plan_source(artifact, inside, identity)
         sources, library = GPU_SOURCES, "-ldl"
         write_images(artifact, folder / "images")
         data += images_data("images")
@@ -180,16 +167,5 @@ def _build(
         folder,
     )
     seal(folder / "model.so")
-    stem = file_name.removesuffix(".so")
-    (folder / "model.h").write_text(
-        header_source(
-            artifact.name or stem,
-            file_name,
-            artifact.inputs,
-            artifact.outputs,
-            variants_of(artifact),
-            artifact.cover,
-            artifact.ranges,
-        )
-    )
+    (folder / "model.h").write_text(header_source(artifact, file_name))
     return identity

@@ -6,9 +6,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 from gtco.machine.isa import AARCH64, X86_64, Isa
+from gtco.runtime.artifact import Artifact, variants_of
+from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.plan import DTYPES, BufferRef, Cover, Step, TensorSpec, Variant
 from gtco.support.errors import BuildError
 from gtco.support.sizes import Range, apart, said
@@ -157,23 +158,12 @@ def _trampolines(steps: Sequence[Step]) -> list[str]:
 
 
 def plan_source(
-    *,
-    name: str,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    variants: Sequence[Variant],
-    features: Sequence[str],
-    threads: int,
-    weights_bytes: int,
-    weights_inside: bool,
-    identity: bytes,
-    closed: Collection[str] = (),
-    cover: Cover | None = None,
-    ranges: Mapping[str, Range] = MappingProxyType({}),
+    artifact: Artifact, weights_inside: bool, identity: bytes, closed: Collection[str] = ()
 ) -> str:
     """The C source that defines ``gtco_the_plan``. ``identity`` (32 bytes) ties the library to its
     weights file. ``closed`` are the kernels that call no code outside of the library.
     """
+    variants = variants_of(artifact)
     steps: list[Step] = [step for variant in variants for step in variant.calls]
     numbers = {
         symbol: number for number, symbol in enumerate(dict.fromkeys(step.kernel for step in steps))
@@ -185,10 +175,7 @@ def plan_source(
         step_rows.append(f"  {{{row}{int(step.kernel in closed)}}},")
         refs += step.buffers
     return plan_document(
-        name=name,
-        inputs=inputs,
-        outputs=outputs,
-        variants=variants,
+        artifact,
         definitions=[
             *_trampolines(steps),
             "static const gtco_step steps[] = {",
@@ -196,27 +183,22 @@ def plan_source(
             "};",
         ],
         refs=refs,
-        features=features,
+        features=normalize_features(artifact.cpu_features, artifact.isa),
         numbers={
             "num_steps": len(steps),
-            "threads": threads,
+            "threads": artifact.threads,
             "arena_bytes": max(variant.arena_bytes for variant in variants),
             "workspace_bytes": max([step.workspace for step in steps], default=0),
-            "weights_bytes": weights_bytes,
+            "weights_bytes": artifact.weights_bytes,
         },
         weights_inside=weights_inside,
         identity=identity,
-        cover=cover,
-        ranges=ranges,
     )
 
 
 def plan_document(
+    artifact: Artifact | GpuArtifact,
     *,
-    name: str,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    variants: Sequence[Variant],
     definitions: Sequence[str],
     refs: Sequence[BufferRef],
     features: Sequence[str],
@@ -224,12 +206,12 @@ def plan_document(
     weights_inside: bool,
     identity: bytes,
     steps: str = "steps",
-    cover: Cover | None = None,
-    ranges: Mapping[str, Range] = MappingProxyType({}),
 ) -> str:
     """C that defines ``gtco_the_plan``, for a CPU or a GPU. ``definitions`` come before it and
     define the names that ``steps`` uses; ``numbers`` are fields of it.
     """
+    inputs, outputs, variants = artifact.inputs, artifact.outputs, variants_of(artifact)
+    cover, ranges = artifact.cover, artifact.ranges
     feature_list = "".join(f"{c_string(name)}, " for name in features)
     ref_rows = [f"  {{GTCO_REF_{ref.kind.upper()}, {_place(ref)}}}," for ref in refs]
     counts = {
@@ -260,7 +242,7 @@ def plan_document(
         "extern const unsigned char gtco_the_weights[];",
         "",
         "const gtco_plan gtco_the_plan = {",
-        f"  .name = {c_string(name)},",
+        f"  .name = {c_string(artifact.name)},",
         "  .features = features, .inputs = inputs, .outputs = outputs, .variants = variants,",
         f"  .steps = {steps}, .refs = refs, .range = {'&range' if cover else 'NULL'},",
         *named,
@@ -280,18 +262,12 @@ def _place(ref: BufferRef) -> str:
     return f"0, {ref.index}"
 
 
-def header_source(
-    name: str,
-    file_name: str,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    variants: Sequence[Variant] = (),
-    cover: Cover | None = None,
-    ranges: Mapping[str, Range] = MappingProxyType({}),
-) -> str:
+def header_source(artifact: Artifact | GpuArtifact, file_name: str) -> str:
     """NAME.h: the inputs and outputs of this model and the sizes of its variants, then the C
     interface. The header is complete in itself and can be copied alone.
     """
+    name = artifact.name or file_name.removesuffix(".so")
+    variants, cover = variants_of(artifact), artifact.cover
 
     def rows(specs: Sequence[TensorSpec]) -> list[str]:
         return [f" *   {n}  {comment_text(str(spec))}" for n, spec in enumerate(specs)] or [
@@ -299,7 +275,7 @@ def header_source(
         ]
 
     # the sizes of a range are no rows of their own
-    of = {name: str(sizes) for name, sizes in ranges.items()}
+    of = {name: str(sizes) for name, sizes in artifact.ranges.items()}
     if cover:
         of[cover.symbol] = str(cover.sizes_of)
     rest = [{k: n for k, n in variant.sizes.items() if k not in of} for variant in variants]
@@ -311,10 +287,10 @@ def header_source(
         f"/* Model {comment_text(name)}, compiled by gtco to {comment_text(file_name)}.",
         " *",
         " * inputs",
-        *rows(inputs),
+        *rows(artifact.inputs),
         " *",
         " * outputs",
-        *rows(outputs),
+        *rows(artifact.outputs),
         *([" *", " * compiled for"] if len(variants) > 1 or cover else []),
         *(f" *   {comment_text(each)}" for each in compiled_for),
         " */",
