@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gtco.report.drawing import WIDTH, colour, time_text
 from gtco.report.facts import Facts, ModelFacts
 from gtco.report.families import family
 from gtco.report.text import flops, middle, nbytes, percent
+
+Domain = tuple[float, float]  # the least and the greatest value of an axis
 
 
 def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
@@ -17,16 +20,16 @@ def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
     machine = facts.machine
     formats = {stage.number_format for stage in model.stages}
     peaks = {n: v for n, v in machine.peaks.items() if n in formats} or dict(machine.peaks)
-    roofs = {n: v for n, v in machine.bandwidths.items() if n != "L1"}
+    bandwidths = {n: v for n, v in machine.bandwidths.items() if n != "L1"}
     known = [s for s in model.stages if s.seconds and s.nbytes]
     intensities = [s.flops / s.nbytes for s in known if s.flops] or [1.0]
     rates = [s.flops / s.seconds for s in known if s.flops] or [1e9]
-    low_x, high_x = min(0.5 * min(intensities), 0.1), 2 * max([*intensities, 100.0])
-    low_y, high_y = 0.4 * min(rates), 2 * max([*rates, *peaks.values()])
+    x = min(0.5 * min(intensities), 0.1), 2 * max([*intensities, 100.0])
+    y = 0.4 * min(rates), 2 * max([*rates, *peaks.values()])
     points = [
         {
-            "x": max(s.flops / s.nbytes, low_x),
-            "y": max(s.flops / s.seconds, low_y) / 1e9,
+            "x": max(s.flops / s.nbytes, x[0]),
+            "y": max(s.flops / s.seconds, y[0]) / 1e9,
             "ms": 1e3 * s.seconds,
             "family": family(s),
             "href": f"#stage-{s.number}",
@@ -36,40 +39,52 @@ def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
         }
         for s in known
     ]
-    top = max(peaks.values(), default=high_y)
+    lines, labels = _roofs(peaks, bandwidths, x, y)
+    return _picture(points, lines, labels, x, y)
+
+
+def _roofs(
+    peaks: Mapping[str, float], bandwidths: Mapping[str, float], x: Domain, y: Domain
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The ends of a line for each bandwidth and each peak, and their labels."""
+    top = max(peaks.values(), default=y[1])
     lines, labels = [], []
-    for number, (name, rate) in enumerate(roofs.items()):
+    for number, (name, rate) in enumerate(bandwidths.items()):
         # from where the line enters the picture to where it meets the highest peak
-        start, end = max(low_x, low_y / rate), top / rate
+        start, end = max(x[0], y[0] / rate), top / rate
         lines += [
             {"x": start, "y": rate * start / 1e9, "line": name},
             {"x": end, "y": top / 1e9, "line": name},
         ]
         at = start * (end / start) ** (0.08 + 0.24 * number)  # bandwidths may be close
         labels.append({"x": at, "y": rate * at / 1e9, "text": f"{name} {nbytes(rate)}/s"})
-    left = min([top / rate for rate in roofs.values()], default=low_x)
+    left = min([top / rate for rate in bandwidths.values()], default=x[0])
     for name, rate in peaks.items():
-        begin = min([rate / r for r in roofs.values()], default=left)
+        begin = min([rate / r for r in bandwidths.values()], default=left)
         lines += [
             {"x": begin, "y": rate / 1e9, "line": name},
-            {"x": high_x, "y": rate / 1e9, "line": name},
+            {"x": x[1], "y": rate / 1e9, "line": name},
         ]
-        labels.append(
-            {"x": high_x, "y": rate / 1e9, "text": f"{name} {flops(rate)}/s", "right": True}
-        )
-    x = {
-        "field": "x",
+        label = {"x": x[1], "y": rate / 1e9, "text": f"{name} {flops(rate)}/s", "right": True}
+        labels.append(label)
+    return lines, labels
+
+
+def _picture(
+    points: Sequence[Mapping[str, Any]],
+    lines: Sequence[Mapping[str, Any]],
+    labels: Sequence[Mapping[str, Any]],
+    x: Domain,
+    y: Domain,
+) -> dict[str, Any]:
+    """The picture in Vega-Lite."""
+    across = _axis("x", "FLOP a byte of inputs and output", x)
+    up = _axis("y", "GFLOP/s", (y[0] / 1e9, y[1] / 1e9))
+    size = {
+        "field": "ms",
         "type": "quantitative",
-        "title": "FLOP a byte of inputs and output",
-        "scale": {"type": "log", "domain": [low_x, high_x], "nice": False},
-        "axis": {"format": "~g", "labelOverlap": True, "tickCount": 6},
-    }
-    y = {
-        "field": "y",
-        "type": "quantitative",
-        "title": "GFLOP/s",
-        "scale": {"type": "log", "domain": [low_y / 1e9, high_y / 1e9], "nice": False},
-        "axis": {"format": "~g", "labelOverlap": True, "tickCount": 6},
+        "scale": {"range": [28, 420]},
+        "legend": None,
     }
     text = {"type": "text", "fontSize": 10.5, "fill": "var(--muted)", "dy": -6}
     return {
@@ -79,7 +94,7 @@ def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
             {
                 "data": {"values": lines},
                 "mark": {"type": "line", "color": "var(--roof)", "strokeWidth": 1.3, "clip": True},
-                "encoding": {"x": x, "y": y, "detail": {"field": "line"}},
+                "encoding": {"x": across, "y": up, "detail": {"field": "line"}},
             },
             {
                 "data": {"values": points},
@@ -90,14 +105,9 @@ def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
                     "strokeWidth": 0.7,
                 },
                 "encoding": {
-                    "x": x,
-                    "y": y,
-                    "size": {
-                        "field": "ms",
-                        "type": "quantitative",
-                        "scale": {"range": [28, 420]},
-                        "legend": None,
-                    },
+                    "x": across,
+                    "y": up,
+                    "size": size,
                     "color": colour(points),
                     "href": {"field": "href"},
                     "description": {"field": "text"},
@@ -107,11 +117,22 @@ def roofline(facts: Facts, model: ModelFacts) -> dict[str, Any]:
                 {
                     "data": {"values": [v for v in labels if bool(v.get("right")) is right]},
                     "mark": {**text, **halo, "align": "right" if right else "left"},
-                    "encoding": {"x": x, "y": y, "text": {"field": "text"}},
+                    "encoding": {"x": across, "y": up, "text": {"field": "text"}},
                 }
                 for right in (False, True)
                 # first what keeps a line from crossing out the letters
                 for halo in ({"stroke": "var(--paper)", "strokeWidth": 4}, {})
             ),
         ],
+    }
+
+
+def _axis(field: str, title: str, domain: Domain) -> dict[str, Any]:
+    """A logarithmic axis."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": {"type": "log", "domain": [*domain], "nice": False},
+        "axis": {"format": "~g", "labelOverlap": True, "tickCount": 6},
     }
