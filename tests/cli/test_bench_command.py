@@ -9,7 +9,7 @@ import pytest
 
 from gtco import cli
 from gtco.runtime.writing.linking import write_artifact
-from tests.bench.harness.graphs import one
+from tests.bench.harness.onnx_files import one
 from tests.runtime.test_models import kernels, small_artifact
 
 

@@ -29,7 +29,7 @@ from models.family.huggingface import Plain
 from models.swin import Swin
 from models.vit import VisionTransformer
 from models.weights import initialise
-from tests.one_node import by_onnxruntime
+from tests.few_nodes import by_onnxruntime
 
 VIT = {"patch_size": 8, "width": 24, "depth": 2, "heads": 3, "classes": 10}
 SWIN = {"width": 12, "depths": (2,), "heads": (3,), "window": 4, "classes": 10}

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from bench.harness.flops import count_flops
-from tests.bench.harness.graphs import one, save_graph
+from tests.bench.harness.onnx_files import one, save_graph
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from bench.harness.workload import (
 )
 from bench.models import readme
 from gtco.support.errors import OptionError
-from tests.bench.harness.graphs import one, save_graph
+from tests.bench.harness.onnx_files import one, save_graph
 from tests.bench.models.test_tables import result
 
 

@@ -15,7 +15,7 @@ from bench.harness.workload import (
     prepare,
 )
 from gtco.support.errors import ModelError, ShapeError
-from tests.bench.harness.graphs import save_graph
+from tests.bench.harness.onnx_files import save_graph
 
 
 def test_inputs_follow_dtypes_shapes_and_the_seed(tmp_path):

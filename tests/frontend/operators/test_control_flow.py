@@ -13,7 +13,7 @@ from gtco.frontend.expansion import control_flow, expand
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.lower.walk import lower
 from gtco.support.errors import ModelError
-from tests.one_node import by_onnxruntime, compare, model, normal, refused, typed
+from tests.few_nodes import by_onnxruntime, compare, model, normal, refused, typed
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 make = helper.make_node

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from tests.one_node import by_onnxruntime, compare, model, normal, refused
+from tests.few_nodes import by_onnxruntime, compare, model, normal, refused
 
 FEW = settings(max_examples=40, deadline=None)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from gtco.graph.rewrites.pipeline import canonicalize
-from tests.one_node import by_onnxruntime, compare, model, node, normal, refused
+from tests.few_nodes import by_onnxruntime, compare, model, node, normal, refused
 
 SOME = settings(max_examples=40, deadline=None)
 MASKS = st.sampled_from([None, "keys", "rows", "ends", "both ends"])

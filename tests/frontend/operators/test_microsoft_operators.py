@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from tests.one_node import by_onnxruntime, compare, model, node, normal, refused
+from tests.few_nodes import by_onnxruntime, compare, model, node, normal, refused
 
 FEW = settings(max_examples=30, deadline=None)
 
