@@ -247,8 +247,9 @@ def measure(name: str, options: argparse.Namespace) -> list[Readings]:
     from gtco.compiler import stages_of
     from gtco.tensor.sketch import space_of
     from gtco.tensor.space import Pick, Rejection
+    from gtco.tuning.latencies import peak_seconds
     from gtco.tuning.measure import Measurer
-    from gtco.tuning.tune import heaviest, peak_seconds
+    from gtco.tuning.tune import heaviest
     from gtco.tuning.verdict import judge
 
     options.folder.mkdir(parents=True, exist_ok=True)

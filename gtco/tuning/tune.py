@@ -14,14 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
-from gtco.machine.target import detect
-from gtco.search.calibration.peak import Peak, known_peak, machine_peak
 from gtco.search.closed_form.policy import written
 from gtco.search.policy import Policy
 from gtco.search.recorded import by_stage
@@ -29,11 +26,11 @@ from gtco.search.records.records import Outcome, Record, Records, circumstances
 from gtco.search.records.shipped import nearest
 from gtco.search.records.standing import standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
-from gtco.support.options import PRECISIONS, Tune
-from gtco.tensor.intrinsics.table import kinds, multiplied
+from gtco.support.options import Tune
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
+from gtco.tuning.latencies import Latencies, peak_seconds
 from gtco.tuning.learned import LearnedProposals
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, KnownFirst, Proposals
@@ -115,12 +112,14 @@ class _Tuner:
         deadline = self.begin + effort.seconds
         self.measurer = Measurer(workers, policy.target, threads, deadline, runner)
         self.trials = effort.trials
-        self.peaks: dict[str, Peak | None] = {}  # of the machine, by what products multiply
         self.records, self.circumstances = records, circumstances(policy.target)
         self.results = {r.stage.key: r for r in heaviest(models)}
         self.earlier: dict[str, list[StageResult]] = {}
         for result in earlier:
             self.earlier.setdefault(result.stage.key, []).append(result)
+        self.latencies = Latencies(
+            models, policy, self.results, self.earlier, threads, effort.seconds >= READS_PEAK
+        )
         known = [r for r in records.all() if r.outcome != "noisy"] if records is not None else []
         here = [record for record in known if record.circumstances == self.circumstances]
         measured = by_stage((*(r for r in shipped if r.circumstances == self.circumstances), *here))
@@ -187,79 +186,28 @@ class _Tuner:
         return View(
             doing,
             tuple(sorted(stages, key=lambda stage: -stage.total)),
-            tuple(self.latency(number) for number in range(len(self.models))),
+            tuple(self.latencies.model(number) for number in range(len(self.models))),
             time.monotonic() - self.begin,
             max(min(self.left, ending), 0.0) if doing else 0.0,
-            changed=sum(r.last.config != self.since(r)[0].first.config for r in results),
+            changed=sum(r.last.config != self.latencies.since(r)[0].first.config for r in results),
             unranked=len(unranked),
             noise=max((result.noise for result in unranked), default=0.0),
             hour=sum(sum(task.weights) * prospect(task, slots) for task in tasks),
             others=sum(result.measured for result in gone),
         )
 
-    def since(self, result: StageResult) -> list[StageResult]:
-        """The results of this compile for the stage, the oldest first. If the stage was not
-        measured yet, this is its current result.
-        """
-        told = [r for r in (*self.earlier.get(result.stage.key, ()), result) if r.measured]
-        return told or [result]
-
-    def seconds(self, result: StageResult) -> tuple[float, float]:
-        """Seconds of a run of the stage, with its first pick in this compile and with its pick now.
-        The gains of rounds are multiplied, because their seconds were read at different times.
-        """
-        told = self.since(result)
-        now = told[-1].seconds
-        return now * prod(r.first_seconds / r.seconds for r in told), now
-
     def stage_view(self, result: StageResult, stopped: bool) -> StageView:
-        first, now = self.seconds(result)
-        trials = sum(r.measured for r in self.since(result))
+        first, now = self.latencies.stage(result)
+        trials = sum(r.measured for r in self.latencies.since(result))
         return StageView(
             result.stage.label,
             result.occurrences,
             first,
             now,
-            self.share(result, now),
+            self.latencies.share(result, now),
             trials,
             "done" if stopped else "open" if trials else "waiting",
         )
-
-    def share(self, result: StageResult, seconds: float) -> float | None:
-        """The share of the machine's peak, which every command shows. None if the peak was not read
-        or the stage has no products. For another machine the peak comes from its table.
-        """
-        operand = multiplied(result.stage)
-        if operand is None or operand not in (*PRECISIONS.values(), "int8"):
-            return None
-        if self.policy.target.name != "native":
-            return peak_seconds(result, self.policy) / seconds
-        if operand not in self.peaks:
-            machine = detect()
-            if not kinds(machine, operand):
-                return None
-            threads = self.measurer.threads or machine.cores
-            if self.effort.seconds >= READS_PEAK:
-                self.peaks[operand] = machine_peak(threads, operand, machine)
-            else:
-                self.peaks[operand] = known_peak(threads, operand, machine)
-        peak = self.peaks[operand]
-        return result.flops / seconds / peak.flops if peak else None
-
-    def latency(self, number: int) -> tuple[float, float]:
-        """Seconds of a run of one model, with its first picks and with its picks now."""
-        rest = self.rest(number)
-        tuned = [(r.weights[number], self.seconds(r)) for r in self.results.values()]
-        return (
-            rest + sum(n * first for n, (first, _) in tuned),
-            rest + sum(n * now for n, (_, now) in tuned),
-        )
-
-    def rest(self, number: int) -> float:
-        """Predicted seconds of those stages of a model that are not tuned."""
-        model = self.models[number]
-        left = (stage.key for stage in model.stages if stage.key not in self.results)
-        return sum(model.choices[key].seconds for key in left)
 
     def end(self) -> None:
         """Adds the notes about the whole tuning."""
@@ -302,7 +250,7 @@ class _Tuner:
             else task
             for task in tasks
         ]
-        needed = [self.effort.latency - self.rest(n) for n in range(len(self.models))]
+        needed = [self.effort.latency - self.latencies.rest(n) for n in range(len(self.models))]
         falls = [g / t.cost for g, t in zip(gradient(tasks, needed), tasks, strict=True)]
         slots = allot(tasks, SLOTS, needed)
         best_first = sorted(range(len(tasks)), key=lambda i: -falls[i])
@@ -452,9 +400,3 @@ def heaviest(models: Sequence[Generated]) -> list[StageResult]:
         if key in heavy
     ]
     return sorted(found, key=lambda r: -r.occurrences * r.first.seconds)
-
-
-def peak_seconds(result: StageResult, policy: Policy) -> float:
-    """Seconds that the stage's products take at the machine's peak; 0 if it has no products."""
-    operand = multiplied(result.stage)
-    return result.flops / policy.peak(operand) if operand else 0.0

@@ -25,7 +25,7 @@ from gtco.search.records.standing import standing
 from gtco.support.options import Tune
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
-from gtco.tuning import measure, tune
+from gtco.tuning import latencies, measure, tune
 from gtco.tuning.result import StageResult
 from gtco.tuning.timing import LEAST_ROUNDS
 from gtco.tuning.trial import Trial
@@ -272,8 +272,8 @@ def test_the_share_of_the_peak_is_of_the_reading_that_all_commands_show(
         read.append(operand)
         return peak
 
-    monkeypatch.setattr(tune, "machine_peak", reading)
-    monkeypatch.setattr(tune, "known_peak", lambda *_: None)
+    monkeypatch.setattr(latencies, "machine_peak", reading)
+    monkeypatch.setattr(latencies, "known_peak", lambda *_: None)
     monkeypatch.setattr("tests.tuning.test_tuning_budget.POLICY", native)
     _, long = run(generated(STAGES[0]), trials=4, seconds=600.0)
     (stage,) = long.stages
@@ -281,5 +281,5 @@ def test_the_share_of_the_peak_is_of_the_reading_that_all_commands_show(
     assert stage.share == pytest.approx(flops / stage.seconds / 4e9) and read == ["float32"]
     _, short = run(generated(STAGES[0]), trials=4, seconds=20.0)
     assert short.stages[0].share is None and read == ["float32"]
-    monkeypatch.setattr(tune, "known_peak", lambda *_: peak)
+    monkeypatch.setattr(latencies, "known_peak", lambda *_: peak)
     assert run(generated(STAGES[0]), trials=4, seconds=20.0)[1].stages[0].share is not None
