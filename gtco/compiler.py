@@ -1,57 +1,44 @@
 """compile_model and others: from models to shared libraries.
 
-Here is what goes over all models of a call: arguments, the cache, tuning, putting in place
-(:func:`_run`). Each model is a :class:`gtco.driver.library.Library`, and each size of it a
-:class:`gtco.driver.compilation.Compilation`, which has the steps.
+What goes over all models of a call (the cache, tuning, putting in place) is in
+:mod:`gtco.driver.making`. Each model is a :class:`gtco.driver.library.Library`, and each size of it
+a :class:`gtco.driver.compilation.Compilation`, which has the steps.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.workers import Workers
 from gtco.driver.backend import backend_of
-from gtco.driver.cache.caching import Caching, cache_of
 from gtco.driver.checks import (
     check_bundle,
-    check_dump,
-    check_output,
     check_source,
-    is_onnx,
     is_program,
     source_of,
 )
 from gtco.driver.compilation import Compilation, Progress, silent
 from gtco.driver.compiled import CompiledModel, CompileReport
 from gtco.driver.library import Library
+from gtco.driver.making import make_libraries
 from gtco.driver.quantizing import all_quantized, quantized
 from gtco.driver.sizes.dynamic_shapes import dims_of
 from gtco.machine.gpu import GpuTarget
-from gtco.machine.target import Machine, Target, target
+from gtco.machine.target import Target, target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu.plan import GpuArtifact
-from gtco.runtime.publish import publish, staging
-from gtco.runtime.writing.c_objects import made_early
+from gtco.runtime.publish import staging
 from gtco.runtime.writing.cross import compiler_for
 from gtco.runtime.writing.linking import publish_alone
-from gtco.search.records.records import Record, Records
-from gtco.search.records.shipped import shipped
 from gtco.support.errors import (
-    REPORT,
     BuildError,
-    InternalError,
     OptionError,
-    RecordError,
-    VerificationError,
     guarded,
 )
 from gtco.support.options import (
@@ -59,7 +46,6 @@ from gtco.support.options import (
     CompileOptions,
     Quantization,
     QuantizeKeywords,
-    Tune,
     check_whole,
     path_of,
 )
@@ -73,7 +59,6 @@ if TYPE_CHECKING:
     from gtco.quantization.weights_only import QuantizedWeights
     from gtco.search.policy import Policy
     from gtco.tuning.census import Census
-    from gtco.tuning.farm.runner import FarmRunner
 
 
 def compile_model(
@@ -183,7 +168,7 @@ def compile_to_files(
     outputs = [library.output.resolve() for library in libraries]
     if twice := [output for output in outputs if outputs.count(output) > 1]:
         raise OptionError(f"two models would be compiled to the same file '{twice[0]}'")
-    _run(libraries, chosen)
+    make_libraries(libraries, chosen)
     reports = [library.report() for library in libraries]
     for report, quantization in zip(reports, found, strict=False):
         report.quantization = quantization
@@ -365,119 +350,3 @@ def _one_shape(options: CompileOptions) -> CompileOptions:
             "dimension one size"
         )
     return replace(options, shapes={**options.shapes, **fixed(options.dims)}, dims={})
-
-
-def _run(libraries: Sequence[Library], options: CompileOptions) -> None:
-    """Makes the libraries, or takes them from the cache, and puts all of them in place."""
-    with ExitStack() as stack:
-        machine, runner = target(options.target), None
-        if options.farm:
-            machine, runner = stack.enter_context(_farm(options))
-        backend = backend_of(machine)
-        effort = backend.effort(options.tune)
-        backend.check(options)
-        compiler = compiler_for(backend.isa)
-        _check(libraries, options)
-        records = None
-        if options.records is not None:
-            records = stack.enter_context(Records(options.records, write=effort is not None))
-        elif effort is not None:
-            records = stack.enter_context(Records(":memory:"))
-        known = [] if effort is None else _shipped(libraries[0].compilations[0])
-        folders = [stack.enter_context(staging(library.output)) for library in libraries]
-        left = list(zip(libraries, folders, strict=True))
-        caching = None
-        if (cache := cache_of(options, effort)) is not None:
-            followed = records if options.records is not None else None
-            caching = Caching(cache, libraries, options, machine, followed, effort)
-            left = caching.missing(folders, stack)
-        if left:
-            sources, folder = backend.c_sources, left[0][1]
-            stack.enter_context(made_early(sources, folder, compiler, backend.isa))
-            with Workers(options.workers or backend.builders) as workers:
-                making = [library for library, _ in left]
-                _prepare(making, machine, records, known, effort, runner, workers)
-        for library, folder in left:
-            library.finish(folder)
-            if caching is not None:
-                caching.keep(library, folder)
-        for library, folder in zip(libraries, folders, strict=True):
-            publish(folder, library.output)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    for library in libraries:
-        for compilation in library.compilations:
-            compilation.report.peak_memory_bytes = peak
-        if library.fetched is not None:
-            library.fetched.peak_memory_bytes = peak
-
-
-def _check(libraries: Sequence[Library], options: CompileOptions) -> None:
-    """Says what is missing or impossible before the work is done."""
-    for compilation in (c for library in libraries for c in library.compilations):
-        check_source(compilation.model)
-        check_output(compilation.output)
-        check_dump(compilation.options.dump)
-        if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
-            raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
-
-
-def _prepare(
-    libraries: Sequence[Library],
-    machine: Machine,
-    records: Records | None,
-    known: Sequence[Record],
-    effort: Tune | None,
-    runner: FarmRunner | None,
-    workers: Workers,
-) -> None:
-    """The steps up to the kernels; those that measure go over all models and variants at once."""
-    for library in libraries:
-        for compilation in library.compilations:
-            compilation.shipped = known
-        library.prepare(machine, records, workers)
-    compilations = [c for library in libraries for c in library.compilations]
-    for compilation in compilations if known else ():
-        _say_followed(compilation)
-    if effort is not None:
-        from gtco.driver.measuring import measure
-
-        assert records is not None
-        measure(compilations, workers, records, effort, runner)
-    if runner is not None:
-        for compilation in compilations:
-            compilation.report.notes += runner.notes
-
-
-@contextmanager
-def _farm(options: CompileOptions) -> Iterator[tuple[Target, FarmRunner]]:
-    """The farm's machines that measure, and what code for them is built for."""
-    from gtco.tuning.farm.connection import Farm
-    from gtco.tuning.farm.runner import FarmRunner, wanted
-
-    with Farm(options.farm) as farm:
-        kind, machine = wanted(farm, options.farm_kind)
-        yield machine, FarmRunner(farm, kind)
-
-
-def _shipped(compilation: Compilation) -> list[Record]:
-    """The records that come with gtco, which measuring begins with; none, and a note, where they
-    are damaged.
-    """
-    try:
-        return shipped()
-    except RecordError as error:
-        what = f"the records that come with gtco cannot be read: {error}. {REPORT}"
-        compilation.worked_around(InternalError(what))
-        return []
-
-
-def _say_followed(compilation: Compilation) -> None:
-    """A note, where stages follow records that come with gtco."""
-    policy = compilation.policy
-    different = {stage.key: stage for stage in compilation.found.stages}.values()
-    if followed := sum(policy.follows_shipped(stage) for stage in different):
-        compilation.report.notes.append(
-            f"the kernels of {followed} of {len(different)} different stages are those that stood "
-            "when gtco was tuned on a machine like this one, by the records that come with it; "
-            "--tune off leaves these out"
-        )

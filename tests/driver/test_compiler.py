@@ -21,11 +21,11 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import gtco
-from gtco import compiler, verification
+from gtco import verification
 from gtco.cli import main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver import compilation
+from gtco.driver import compilation, making
 from gtco.machine.target import Target, target
 from gtco.search.calibration import profile
 from gtco.search.calibration.profile import MachineTable
@@ -349,7 +349,7 @@ def crashing(folder: Path, sketch: str, monkeypatch: pytest.MonkeyPatch) -> None
     script = folder / "worker.py"
     script.write_text(CRASHING.format(sketch=sketch))
     workers = partial(Workers, command=(sys.executable, str(script)))
-    monkeypatch.setattr(compiler, "Workers", workers)
+    monkeypatch.setattr(making, "Workers", workers)
 
 
 def test_a_crash_of_the_compiler_costs_speed_alone(
@@ -372,7 +372,7 @@ def test_where_the_fallback_dies_too_the_error_names_the_stage(
     script = tmp_path / "worker.py"
     script.write_text(CRASHING.format(sketch=None).replace("if job.config.sketch == None", "if 1"))
     workers = partial(Workers, command=(sys.executable, str(script)))
-    monkeypatch.setattr(compiler, "Workers", workers)
+    monkeypatch.setattr(making, "Workers", workers)
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(BuildError, match=r"operator by operator[\s\S]*softmax[\s\S]*SIGSEGV"):

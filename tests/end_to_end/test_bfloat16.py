@@ -68,7 +68,7 @@ def made(name: str) -> tuple[nn.Module, torch.Tensor]:
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles in this process, which already has TVM."""
-    monkeypatch.setattr("gtco.compiler.Workers", InProcess)
+    monkeypatch.setattr("gtco.driver.making.Workers", InProcess)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def classifier() -> gtco.CompiledModel:
     """The vit of ``MODELS``, verified."""
     model, image = made("vit")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gtco.compiler.Workers", InProcess)
+        patch.setattr("gtco.driver.making.Workers", InProcess)
         return gtco.compile_model(model, (image,), precision="bf16", verify=True)
 
 

@@ -34,7 +34,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles in this process, which already has TVM."""
-    monkeypatch.setattr("gtco.compiler.Workers", InProcess)
+    monkeypatch.setattr("gtco.driver.making.Workers", InProcess)
 
 
 def exported(name: str, folder: Path) -> onnx.ModelProto:

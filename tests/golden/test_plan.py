@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco import compiler
-from gtco.driver import compilation
+from gtco.driver import compilation, making
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.writing.table import plan_source
 from tests.end_to_end.nodes.runner import InProcess
@@ -60,7 +60,7 @@ def test_plan(
     tmp_path: Path,
 ) -> None:
     artifacts: list[Artifact] = []
-    monkeypatch.setattr(compiler, "Workers", InProcess)
+    monkeypatch.setattr(making, "Workers", InProcess)
     build = compilation.build_artifact
 
     def keep(artifact: Artifact, *rest: Any) -> Any:

@@ -26,6 +26,7 @@ import onnx
 import onnxruntime
 
 import gtco.compiler
+import gtco.driver.making
 import gtco.frontend.onnx
 from gtco.runtime.module import load
 from gtco.support.errors import GtcoError, UnsupportedError
@@ -93,13 +94,13 @@ class Tally:
 @contextmanager
 def in_process() -> Iterator[None]:
     """Compiles in this process from here on."""
-    kept = gtco.compiler.Workers, gtco.frontend.onnx.run_onnxsim
-    gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
+    kept = gtco.driver.making.Workers, gtco.frontend.onnx.run_onnxsim
+    gtco.driver.making.Workers = InProcess  # type: ignore[assignment, misc]
     gtco.frontend.onnx.run_onnxsim = simplify
     try:
         yield
     finally:
-        gtco.compiler.Workers, gtco.frontend.onnx.run_onnxsim = kept  # type: ignore[misc]
+        gtco.driver.making.Workers, gtco.frontend.onnx.run_onnxsim = kept  # type: ignore[misc]
 
 
 def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:

@@ -16,10 +16,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco import compiler
 from gtco.cli import main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
+from gtco.driver import making
 from gtco.driver.compiled import CompileReport
 from gtco.graph.lower import operators as lower_operators
 from gtco.graph.rewrites import pipeline
@@ -155,7 +155,7 @@ def test_a_build_that_fails(kind: type, monkeypatch: pytest.MonkeyPatch, tmp_pat
     script = tmp_path / "worker.py"
     script.write_text(BUILDS.format(module=name, name=kind.__name__))
     command = (sys.executable, str(script))
-    monkeypatch.setattr(compiler, "Workers", partial(Workers, command=command))
+    monkeypatch.setattr(making, "Workers", partial(Workers, command=command))
     report = check()
     assert name not in {s["schedule"]["sketch"] for s in report.stages}
     notes = [n for n in report.notes if "could not be built" in n]
@@ -170,7 +170,7 @@ def test_the_fallback_fails_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     script = tmp_path / "worker.py"
     script.write_text(BUILDS.format(module="fallback", name="Fallback"))
     command = (sys.executable, str(script))
-    monkeypatch.setattr(compiler, "Workers", partial(Workers, command=command))
+    monkeypatch.setattr(making, "Workers", partial(Workers, command=command))
     with pytest.raises(BuildError, match=r"operator by operator[\s\S]*what is not there"):
         compile_to_file(model(), tmp_path / "m.so", workers=1)
 

@@ -17,7 +17,7 @@ from tests.end_to_end.nodes.runner import InProcess
 def compiled_here(model: onnx.ModelProto, **options: Any) -> gtco.CompiledModel:
     """Compiles in this process, which already has TVM."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gtco.compiler.Workers", InProcess)
+        patch.setattr("gtco.driver.making.Workers", InProcess)
         return gtco.compile_model(model, threads=1, simplify=False, **options)
 
 

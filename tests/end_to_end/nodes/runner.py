@@ -28,6 +28,7 @@ import onnx.compose
 import onnxsim
 
 import gtco.compiler
+import gtco.driver.making
 import gtco.frontend.onnx
 from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.serve import answer
@@ -162,7 +163,7 @@ def widened(array: np.ndarray) -> np.ndarray:
 
 
 def main(known: Mapping[str, NodeCase], lines: Iterable[str]) -> None:
-    gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
+    gtco.driver.making.Workers = InProcess  # type: ignore[assignment, misc]
     gtco.frontend.onnx.run_onnxsim = simplify
     seldom_collected()
     for line in lines:

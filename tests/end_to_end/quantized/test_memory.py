@@ -23,7 +23,7 @@ SIDE, LAYERS, BLOCK = 1024, 16, 32
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles in this process, which already has TVM."""
-    monkeypatch.setattr("gtco.compiler.Workers", InProcess)
+    monkeypatch.setattr("gtco.driver.making.Workers", InProcess)
 
 
 def stack(kind: str, layers: int, folder: Path) -> Path:

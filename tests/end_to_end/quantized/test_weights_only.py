@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles in this process, which already has TVM."""
-    monkeypatch.setattr("gtco.compiler.Workers", InProcess)
+    monkeypatch.setattr("gtco.driver.making.Workers", InProcess)
 
 
 def exact(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
