@@ -30,12 +30,22 @@ from onnx import helper
 from gtco.frontend import formats, quantized
 from gtco.frontend.bfloat16_products import all_in_bfloat16
 from gtco.frontend.dimensions import Shapes, infer_outputs, open_axes, set_sizes
-from gtco.frontend.expansion import EXPANDED, adopt, expand, needs_expansion
+from gtco.frontend.expansion import adopt, expand, needs_expansion
 from gtco.frontend.identity import identity
 from gtco.frontend.imported import ImportedModel
+from gtco.frontend.model_check import (
+    STANDARD,
+    check_initializers,
+    check_model,
+    check_outputs,
+    check_sparse,
+    refuse_unsupported,
+    require_type,
+    supported_operators,
+)
 from gtco.frontend.narrow import widen_integers
 from gtco.frontend.nbits import unpack
-from gtco.frontend.node_check import DTYPES, NUMBERS, Node, check_splits
+from gtco.frontend.node_check import check_splits
 from gtco.frontend.scales import check_scales
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
@@ -45,12 +55,8 @@ from gtco.support.errors import ModelError, UnsupportedError
 from gtco.support.later import Later
 from gtco.support.onnx_float32 import widen
 from gtco.support.onnx_functions import inlined
-from gtco.support.onnx_messages import check_functions, check_text, nodes
-from gtco.tensor.stage import ITEM_BYTES, TensorType
-
-_STANDARD = ("", "ai.onnx")
-# Operators of ONNX Runtime's own domain that TVM's importer reads with their meaning there.
-_MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "GridSample", "Trilu")
+from gtco.support.onnx_messages import check_functions, check_text
+from gtco.tensor.stage import TensorType
 
 
 @dataclass(frozen=True)
@@ -143,14 +149,14 @@ def import_skeleton(
     name). Changes the model. ``symbols``: see :func:`gtco.frontend.dimensions.set_sizes`.
     """
     adopt(skeleton)
-    _check_outputs(skeleton)
-    _check_sparse(skeleton)
+    check_outputs(skeleton)
+    check_sparse(skeleton)
     sizes = set_sizes(_inputs(skeleton, weights), shapes or {}, symbols=symbols)
     if sizes is not None:
         del skeleton.graph.value_info[:]  # it may have other sizes
     check_splits(skeleton)
     unknown = infer_outputs(skeleton, sizes)
-    _check(skeleton)
+    check_model(skeleton)
     notes = [said] if (said := quantized.note(skeleton)) else []
     skeleton, weights = widen_integers(*unpack(skeleton, weights))
     check_scales(skeleton, weights)
@@ -180,8 +186,8 @@ def import_skeleton(
         skeleton, note = simplified(skeleton, unknown, onnxsim)
         unsimplified = bool(note)
         notes += [note] if note else []
-    _refuse_unsupported(skeleton)
-    _check_initializers(skeleton)
+    refuse_unsupported(skeleton)
+    check_initializers(skeleton)
     module, labels = _translate(skeleton)
     inside = _initializers(skeleton)
     names = [value.name for value in skeleton.graph.input if value.name not in inside]
@@ -218,9 +224,9 @@ def _written_out(
         try:
             model = expand(model, undecided)
         except (ModelError, UnsupportedError):
-            _refuse_unsupported(model)  # operators without any rule come first, in one list
+            refuse_unsupported(model)  # operators without any rule come first, in one list
             raise
-        model = write_out(model, _supported())
+        model = write_out(model, supported_operators())
         if not needs_expansion(model):
             return model
 
@@ -230,7 +236,7 @@ def _initializers(model: onnx.ModelProto) -> set[str]:
 
 
 def _opset(model: onnx.ModelProto) -> int:
-    return next((entry.version for entry in model.opset_import if entry.domain in _STANDARD), 1)
+    return next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 1)
 
 
 def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
@@ -267,45 +273,6 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
     return model, path
 
 
-def _check_outputs(model: onnx.ModelProto) -> None:
-    if not model.graph.output:
-        raise ModelError("the model has no outputs: there is nothing to compile")
-    names = [value.name for value in model.graph.output]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ModelError(
-            f"the model lists outputs more than once: {', '.join(map(repr, twice))}. Outputs are "
-            "distinguished by their names: remove the repetition, or return the second one through "
-            "an Identity of another name"
-        )
-
-
-def _check_sparse(model: onnx.ModelProto) -> None:
-    """Raises UnsupportedError for weights that are stored sparse."""
-    constants = [
-        node.output[0]
-        for node in nodes(model.graph)
-        if any(attribute.HasField("sparse_tensor") for attribute in node.attribute)
-    ]
-    if found := [*(t.values.name for t in model.graph.sparse_initializer), *constants]:
-        raise UnsupportedError(
-            f"the model has sparse weights: {', '.join(map(repr, found[:5]))}"
-            f"{', ...' if len(found) > 5 else ''}. gtco reads dense ones only: export the model "
-            "with dense tensors (to_dense() in PyTorch)"
-        )
-
-
-def _check(model: onnx.ModelProto) -> None:
-    try:
-        onnx.checker.check_model(model)
-    except onnx.checker.ValidationError as error:
-        # Operators of other domains have no schema there. They get the message that lists all
-        # unsupported ones.
-        if "No Op registered for" in str(error) or "No opset import for domain" in str(error):
-            _refuse_unsupported(model)
-        said = " ".join(str(error).split())
-        raise ModelError(f"the model fails ONNX's checker: {said}") from error
-
-
 def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.ValueInfoProto]:
     """The inputs at run time. Raises UnsupportedError unless each is a tensor of a type that gtco
     supports.
@@ -318,98 +285,14 @@ def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.Val
                 f"input '{value.name}' is no tensor ({value.type.WhichOneof('value')}); gtco "
                 "compiles only models of tensors"
             )
-        _require_type(f"input '{value.name}'", value.type.tensor_type.elem_type)
+        require_type(f"input '{value.name}'", value.type.tensor_type.elem_type)
     return inputs
-
-
-def _check_initializers(model: onnx.ModelProto) -> None:
-    """Raises UnsupportedError for a weight of a type that gtco does not support; the message names
-    the node that reads it.
-    """
-    for tensor in model.graph.initializer:
-        if tensor.data_type not in NUMBERS.values():
-            readers = [str(Node(n)) for n in model.graph.node if tensor.name in n.input]
-            reads = f", which {readers[0]} reads," if readers else ""
-            sizes = ", ".join(map(str, tensor.dims))
-            _require_type(f"initializer '{tensor.name}' [{sizes}]{reads}", tensor.data_type)
-
-
-def _require_type(what: str, number: int) -> None:
-    if number not in NUMBERS.values():
-        raise UnsupportedError(
-            f"{what} has elements of type {DTYPES.get(number, f'number {number}')}, which gtco "
-            f"does not support; it supports {', '.join(ITEM_BYTES)}"
-            f", and constants of int4, uint4, int2 and uint2{_narrower(number)}"
-        )
-
-
-def _narrower(number: int) -> str:
-    """What to do about floats of 8 bits and fewer."""
-    floats = DTYPES.get(number, "").startswith(("float8", "float4"))
-    return ". Quantize the model to int8 instead" if floats else ""
 
 
 def _type(value: onnx.ValueInfoProto) -> TensorType:
     tensor = value.type.tensor_type
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     return TensorType(tuple(dim.dim_value for dim in tensor.shape.dim), str(dtype))
-
-
-def _supported() -> set[str]:
-    """The standard operators that TVM's importer or gtco's reads."""
-    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
-
-    from gtco.frontend.operators.overrides import OVERRIDES
-
-    return {*_get_convert_map(), *OVERRIDES}
-
-
-# TVM imports these, but the size of their outputs depends on values, which no artifact can plan.
-_DATA_DEPENDENT = {"NonZero", "Unique"}
-
-
-def _refuse_unsupported(model: onnx.ModelProto) -> None:
-    """Raises one UnsupportedError that lists each operator that gtco cannot compile, its count and
-    its nodes.
-    """
-    supported = _supported()
-    found: dict[str, list[str]] = {}
-    for node in nodes(model.graph):
-        standard = node.domain in _STANDARD
-        known = (
-            (standard and node.op_type in supported - _DATA_DEPENDENT)
-            or (node.domain == "com.microsoft" and node.op_type in _MICROSOFT)
-            or ("" if standard else node.domain, node.op_type) in EXPANDED
-        )
-        if not known:
-            label = (
-                f"{node.domain}::{node.op_type}" if node.domain not in _STANDARD else node.op_type
-            )
-            found.setdefault(label, []).append(
-                node.name or (node.output[0] if node.output else "(unnamed)")
-            )
-    if found:
-        lines = [
-            f"  {label} ({len(nodes)}): {', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}"
-            for label, nodes in sorted(found.items())
-        ]
-        advice = (
-            "Replace them in the model, or cut the graph before them (onnx.utils.extract_model)"
-        )
-        if any(label.startswith("com.microsoft.nchwc::") for label in found):
-            advice = (
-                "Operators of com.microsoft.nchwc hold weights in the order of one machine: let "
-                "ONNX Runtime save its optimized model with ORT_ENABLE_EXTENDED, not "
-                "ORT_ENABLE_ALL. "
-                f"Others: {advice[0].lower()}{advice[1:]}"
-            )
-        if of_integers := quantized.advice(found):
-            advice = f"{of_integers}. Others: {advice[0].lower()}{advice[1:]}"
-        raise UnsupportedError(
-            "the model uses operators that gtco does not support:\n"
-            + "\n".join(lines)
-            + f"\n{advice}"
-        )
 
 
 def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:

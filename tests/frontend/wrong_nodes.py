@@ -14,7 +14,7 @@ import onnx.defs
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from gtco.frontend.expansion import EXPANDED
-from gtco.frontend.onnx import _MICROSOFT, _supported
+from gtco.frontend.model_check import MICROSOFT, supported_operators
 
 NAME = "spoilt"  # the name of the node
 SHAPES = ((), (3,), (2, 3), (2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4, 5))
@@ -46,8 +46,8 @@ OTHERS = {
 
 def operators() -> list[tuple[str, str]]:
     """(domain, operator) of everything that the importer translates or writes out."""
-    microsoft = {("com.microsoft", name) for name in _MICROSOFT}
-    return sorted({("", name) for name in _supported()} | microsoft | set(EXPANDED))
+    microsoft = {("com.microsoft", name) for name in MICROSOFT}
+    return sorted({("", name) for name in supported_operators()} | microsoft | set(EXPANDED))
 
 
 def draw(domain: str, operator: str, seed: int) -> onnx.ModelProto:
