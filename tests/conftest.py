@@ -62,10 +62,12 @@ def pytest_runtest_setup() -> None:
     """
     if compiler := sys.modules.get("gtco.compiler"):
         from gtco.codegen import processes
+        from gtco.driver import making
         from gtco.search.calibration import measure
         from tests.one_set_of_workers import OneSetOfWorkers
 
         compiler.Workers = OneSetOfWorkers  # type: ignore[attr-defined]
+        making.Workers = OneSetOfWorkers  # type: ignore[misc, assignment]
         processes.early = nullcontext  # a command would start a server that nobody asks
         measure.MOST_SECONDS = 600.0
     if simplify := sys.modules.get("gtco.frontend.simplify"):

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from gtco import compiler
+from gtco.driver import making
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.support.errors import GtcoError, InternalError
@@ -57,7 +58,7 @@ def answer(path: Path, simplify: bool) -> dict[str, str]:
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    compiler.Workers = OneSetOfWorkers  # type: ignore[misc]
+    making.Workers = OneSetOfWorkers  # type: ignore[misc]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # text that libraries print is no answer
     for line in sys.stdin:

@@ -48,10 +48,10 @@ elif phase == "fuse":
     from gtco.graph.fusion import stages
     stages.fuse = wait
 elif phase == "build":
-    from gtco import compiler
+    from gtco.driver import making
     job = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1); "
     command_ = (sys.executable, "-c", job + waiting)
-    compiler.Workers = functools.partial(compiler.Workers, command=command_)
+    making.Workers = functools.partial(making.Workers, command=command_)
 elif phase == "tune":
     from gtco.tuning import local
     local.run = wait
