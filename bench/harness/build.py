@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gtco.codegen.processes import python
+from gtco.codegen.processes import die_with_parent, python
 from gtco.frontend.dimensions import Shapes
 from gtco.support.errors import GtcoError, RecordError
 from gtco.support.options import EFFORTS, Tune
@@ -251,6 +251,7 @@ def effort(job: Mapping[str, Any]) -> str | Tune:
 
 
 def main(argv: list[str]) -> int:
+    die_with_parent()  # else a killed harness would leave a compile that nobody waits for
     from gtco.support.torchless import import_tvm
 
     import_tvm()  # as the command line does

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtco.codegen.processes import python
+from gtco.codegen.processes import die_with_parent, python
 from gtco.verification import Difference, VerificationReport
 
 from ..harness.process import child_environment
@@ -121,6 +121,7 @@ def main(argv: list[str]) -> int:
     from gtco.support.errors import VerificationError
     from gtco.verification import verify
 
+    die_with_parent()
     job = json.loads(Path(argv[0]).read_text())
     report: VerificationReport | None
     refused = None

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from gtco.support.errors import InputError
+from gtco.support.errors import GtcoError, InputError
 
 Array = NDArray[Any]
 Run = Mapping[str, Array]
@@ -130,9 +131,36 @@ def _all_runs(data: Any, specs: Sequence[Spec]) -> Iterator[Run]:
         for path in files:
             yield from _runs(_read(path), specs, f"'{path.name}'")
         return
-    items = data if isinstance(data, Iterable) else (data[n] for n in range(len(data)))
-    for number, item in enumerate(items):
-        yield from _runs(item, specs, f"item {number} of the data")
+    items, end = _items(data), object()
+    for number in count():
+        where = f"item {number} of the data"
+        with _reading(where):
+            item = next(items, end)
+        if item is end:
+            return
+        yield from _runs(item, specs, where)
+
+
+def _items(data: Any) -> Iterator[Any]:
+    if isinstance(data, Iterable):
+        yield from data
+    else:
+        for n in range(len(data)):
+            yield data[n]
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Names ``where`` in what the user's own code raises: that of a loader, or of a tensor that
+    shall become numpy's.
+    """
+    try:
+        yield
+    except (GtcoError, MemoryError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+        raise InputError(f"{where} cannot be read: {said}") from error
 
 
 def _read(path: Path) -> Any:
@@ -166,10 +194,11 @@ def _array(value: Any) -> Array:
 
 def _runs(item: Any, specs: Sequence[Spec], where: str) -> Iterator[Run]:
     """The runs in one item: arrays by name, a tuple of arrays, or one array."""
-    found = {
-        spec.name: _split(_array(value), spec, where)
-        for spec, value in zip(specs, _values(item, specs, where), strict=True)
-    }
+    found = {}
+    for spec, value in zip(specs, _values(item, specs, where), strict=True):
+        with _reading(where):
+            array = _array(value)
+        found[spec.name] = _split(array, spec, where)
     counts = {name: len(pieces) for name, pieces in found.items()}
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{count} for '{name}'" for name, count in counts.items())
@@ -227,7 +256,9 @@ def _split(array: Array, spec: Spec, where: str) -> list[Array]:
         pieces = [array[n : n + step] for n in range(0, array.shape[0], step)]
     else:
         raise _misfit(array, spec, where)
-    found = pieces[0].shape if pieces else array.shape
+    if not pieces:
+        return []
+    found = pieces[0].shape
     if not all(want in (None, size) for want, size in zip(spec.shape, found, strict=True)):
         raise _misfit(array, spec, where)
     with numpy.errstate(over="ignore"):  # an infinity is found later
@@ -246,7 +277,8 @@ def _misfit(array: Array, spec: Spec, where: str) -> InputError:
 def _check(runs: Sequence[Run], specs: Sequence[Spec], batch: int) -> None:
     """Raises :class:`InputError` for samples that say nothing, or too little."""
     if len(runs) * batch < LEAST or len(runs) < _LEAST_RUNS:
-        few = f"{len(runs) * batch} samples" if runs else "no samples"
+        samples = len(runs) * batch
+        few = f"{samples or 'no'} sample{'' if samples == 1 else 's'}"
         takes = f", which are {len(runs)} runs of {batch}" if batch > 1 else ""
         least = max(LEAST, _LEAST_RUNS * batch)
         raise InputError(

@@ -1,6 +1,6 @@
 """Handles standard streams that are not there: a pipe whose reader has left, as ``| head`` does
-(the output ends there, and nothing failed), and streams that were closed before the process
-started, as some services do.
+(the output ends there, and nothing failed), files on a full disk, and streams that were closed
+before the process started, as some services do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 
 def until_closed(command: Callable[[], int]) -> int:
-    """The result of ``command``, with its output written to the end; 0 if nobody reads any more."""
+    """The result of ``command``, with its output written to the end. 0 if nobody reads any more; 1,
+    with the reason on standard error, if it cannot be written.
+    """
     _replace_closed_streams()
     try:
         try:
@@ -19,9 +21,19 @@ def until_closed(command: Callable[[], int]) -> int:
         finally:  # also where it ends by SystemExit, as --help does
             sys.stdout.flush()
     except BrokenPipeError:
-        # drops the rest of the buffer: Python would complain about it at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if "--debug" in sys.argv:
+            raise
+        _drop_output()
+        print(f"error: the output cannot be written: {error}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Drops what is left in the buffer: Python would complain about it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _replace_closed_streams() -> None:

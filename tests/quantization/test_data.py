@@ -116,6 +116,7 @@ def nan(x: np.ndarray, value: float = np.nan) -> np.ndarray:
     [
         (np.zeros((0, 3, 4, 4), np.float32), "no samples: give 32 or more"),
         ([], "no samples"),
+        (images(1), "the data has 1 sample: give 32 or more"),
         (images(31), "31 samples: give 32 or more"),
         (np.ones((40, 3, 4, 4), np.float32), "every element of 'image' is 1 in all samples"),
         (np.repeat(images(1), 40, axis=0), "all 40 samples are the same"),
@@ -163,6 +164,51 @@ def test_samples_of_several_sizes() -> None:
     mixed = [images(1), images(1)[..., :2]] * 20
     with pytest.raises(InputError, match=r"sample 1 has the shape \[1, 3, 4, 2\]"):
         samples_of(mixed, [free])
+
+
+def test_no_samples_of_a_fixed_batch() -> None:
+    with pytest.raises(InputError, match="the data has no samples: give 32 or more"):
+        samples_of(images(0), [Spec("image", np.dtype(np.float32), (1, 3, 4, 4))])
+
+
+class Broken:
+    """A data set of which an item cannot be read."""
+
+    def __init__(self, length: int = 40) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        if number == 33:
+            raise KeyError("image_33.png")
+        return images(1)
+
+
+def loader(error: Exception) -> Any:
+    yield from images(3)
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (loader(ValueError("no JPEG")), "item 3 of the data cannot be read: ValueError: no JPEG"),
+        (loader(OSError("disk gone")), "item 3 of the data cannot be read: OSError: disk gone"),
+        (loader(RuntimeError()), "item 3 of the data cannot be read: RuntimeError$"),
+        (Broken(), "item 33 of the data cannot be read: KeyError: 'image_33.png'"),
+        (Broken(-1), "item 0 of the data cannot be read: ValueError"),
+        (torch.from_numpy(images()).to("meta"), "the data cannot be read: NotImplementedError"),
+        (torch.from_numpy(images()).to_sparse(), "the data cannot be read: TypeError"),
+        ({"image": [[1, 2], [3]]}, "the data cannot be read: ValueError"),
+    ],
+)
+def test_what_the_code_of_the_data_raises(data: Any, said: str) -> None:
+    """It is no fault of gtco, and the cause has the traceback."""
+    with pytest.raises(InputError, match=said) as raised:
+        samples_of(data, [IMAGE])
+    assert raised.value.__cause__ is not None
 
 
 def test_too_few_for_the_batch() -> None:

@@ -354,11 +354,17 @@ def test_a_full_disk_for_the_dump(disk: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "m.so").exists()
 
 
-def test_a_full_disk_for_what_is_printed(root: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["completion bash", "--version"])
+def test_a_full_disk_for_what_is_printed(
+    command: str, unbuffered: str, root: Path, tmp_path: Path
+) -> None:
+    """What is short is written when the command is over, as Python buffers by default."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "gtco", "completion", "bash"],
-            cwd=root,
+            [sys.executable, "-m", "gtco", *command.split()],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": unbuffered},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 
 import numpy as np
+import psutil
 import pytest
 from onnx import TensorProto, helper
 
@@ -60,6 +63,33 @@ def test_the_reason_of_a_failed_build_is_the_error_and_no_warning_after_it(tmp_p
     monkeypatch.syspath_prepend(tmp_path)
     done = build(tmp_path / "absent.onnx", tmp_path / "m.so", 1)
     assert done.error.startswith("ModelError: cannot read")
+
+
+def test_a_build_ends_with_its_harness(tmp_path, root):
+    """The build, which does not end by itself, is there when the harness is killed."""
+    marker = tmp_path / "marker"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, sys, time\n"
+        "if 'gtco.bench.harness.build' in sys.orig_argv:\n"
+        "    atexit.register(time.sleep, 300)\n"
+        f"    atexit.register(lambda: open({str(marker)!r}, 'w').close())\n"
+    )
+    script = f"from bench.harness.build import build; build('absent.onnx', {str(tmp_path)!r}, 1)"
+    path = os.pathsep.join([str(tmp_path), str(root)])
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}
+    ) as harness:
+        try:
+            while not marker.exists():
+                assert harness.poll() is None
+                time.sleep(0.05)
+            family = psutil.Process(harness.pid).children(recursive=True)
+        finally:
+            harness.kill()
+    left = psutil.wait_procs(family, timeout=30)[1]
+    for process in left:
+        process.kill()
+    assert family and not left
 
 
 def test_memory_of_the_whole_family_is_watched():
