@@ -336,6 +336,7 @@ def test_an_image_without_pixels_is_not_sampled(kind: str) -> None:
     assert isinstance(answer, Rejection) and "without pixels" in answer.detail
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int4"])
 @pytest.mark.parametrize(
     "types",
     [
@@ -344,10 +345,10 @@ def test_an_image_without_pixels_is_not_sampled(kind: str) -> None:
         {"x": (3, 7), "w": (7, 0)},
     ],
 )
-def test_a_product_of_nothing_is_no_failure(types: dict[str, tuple[int, ...]]) -> None:
+def test_a_product_of_nothing_is_no_failure(types: dict[str, Any], dtype: str) -> None:
     """It has no tiles. The fallback takes it, and the result is empty or zeros."""
     d = Drawing(Random(0), Random(0), 0)
-    x, w = d.input(types["x"]), d.input(types["w"], True)
+    x, w = d.input(types["x"]), d.input(types["w"], True, dtype)
     d.add("matmul", x, w)
     policy = AnalyticPolicy(runnable("x86-64-v3"))
     best = policy.choose(d.stage())

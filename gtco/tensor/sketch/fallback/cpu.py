@@ -73,6 +73,8 @@ def match(stage: Stage, target: Target) -> Fallback | None:
     """The stage if it is a single operator of known shapes, else None."""
     if len(stage.operators) != 1 or not is_static(stage):
         return None
+    if not stage.output.type.size or of_nothing(stage) is not None:
+        return Fallback(stage, target)  # nothing is computed
     if stage.output.kind in ("matmul", "conv2d") and len(stage.output.inputs) > 2:
         return None  # TVM has no product with scales of its weights
     if any(i.type.dtype == INT4 for i in stage.inputs):
