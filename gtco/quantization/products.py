@@ -224,12 +224,13 @@ def _product(node: onnx.NodeProto, constants: Constants, edges: Edges) -> Produc
         names.append(constants.source(node.input[2]))
     names += _bias(node.output[0], edges)
     label = next((n for n in names if _says_where(n)), node.name)
+    label = re.sub(r"\.(weight|bias)$", "", label)
     return Product(
         node.name,
         node.op_type,
         node.output[0],
-        re.sub(r"\.(weight|bias)$", "", label),
-        tuple(dict.fromkeys(names)),
+        label,
+        tuple(dict.fromkeys([label, *names])),
         x,
         w,
         weights,

@@ -66,7 +66,10 @@ def given_outputs(specs: Sequence[TensorSpec], out: Any) -> list[Any]:
     """
     given = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(given) != len(specs):
-        raise InputError(f"out has {len(given)} tensors; the model has {len(specs)}")
+        names = ", ".join(spec.name for spec in specs)
+        raise InputError(
+            f"out has {len(given)} tensors; the model has {len(specs)}, in this order: {names}"
+        )
     return given
 
 

@@ -146,6 +146,18 @@ def test_exclude_finds_names(name: str, left: set[str]) -> None:
     assert {p.output for p in products if p.float_because == "excluded"} == left
 
 
+@pytest.mark.parametrize("name", ["blocks.0.q", "blocks.*.q", "block?.0.q", "blocks.0", "*.q"])
+def test_exclude_finds_what_the_table_shows(name: str) -> None:
+    """It shows a linear layer of PyTorch without ``.weight``."""
+    model = block()
+    for value in model.graph.initializer:
+        value.name = value.name.replace("wq", "blocks.0.q.weight")
+    for node in model.graph.node:
+        node.input[:] = [n.replace("wq", "blocks.0.q.weight") for n in node.input]
+    products = of(model, [name])
+    assert [p.label for p in products if p.float_because == "excluded"] == ["blocks.0.q"]
+
+
 @pytest.mark.parametrize("name", ["wz", "w", "MatMul2", "q/Mat"])
 def test_a_name_that_no_product_has(name: str) -> None:
     with pytest.raises(OptionError, match=f"called '{name}'. (Near it are|There are) /"):
