@@ -97,7 +97,7 @@ class Model {
 
   template <typename Count, typename Get>
   std::vector<const gtco_tensor_info*> tensors(Count count, Get get) const {
-    std::vector<const gtco_tensor_info*> found(count(model_.get()));
+    std::vector<const gtco_tensor_info*> found(static_cast<size_t>(count(model_.get())));
     for (size_t i = 0; i < found.size(); ++i)
       if (!(found[i] = get(model_.get(), static_cast<int>(i))))
         throw Error("the model was compiled for several shapes: call set_shapes first");
