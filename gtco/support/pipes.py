@@ -24,8 +24,8 @@ def until_closed(command: Callable[[], int]) -> int:
         _drop_output()
         return 0
     except OSError as error:
-        if "--debug" in sys.argv:
-            raise
+        if error.filename is not None or "--debug" in sys.argv:
+            raise  # an error with a name is of a file that the command opens
         _drop_output()
         print(f"error: the output cannot be written: {error}", file=sys.stderr)
         return 1

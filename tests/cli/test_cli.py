@@ -7,11 +7,13 @@ import argparse
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from gtco import cli
 from gtco.support.errors import ModelError
+from gtco.support.pipes import until_closed
 from gtco.support.version import __version__
 from tests.cli.stand_ins import compiler, model
 
@@ -165,6 +167,11 @@ def test_a_closed_pipe_is_no_error(module, root):
     command = f"set -o pipefail; {{ sleep 0.3; {sys.executable} -m {module}; }} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0 and "roken" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_error_of_another_file_is_none_of_the_output(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"):
+        until_closed(lambda: int((tmp_path / "absent").read_text()))
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
