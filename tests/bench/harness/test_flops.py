@@ -8,6 +8,12 @@ from onnx import TensorProto, helper
 from bench.harness.flops import count_flops
 from tests.bench.harness.onnx_files import one, save_graph
 
+CHAIN = [
+    helper.make_node("MatMul", ["x", "w"], ["h"]),
+    helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0]),
+    helper.make_node("MatMul", ["h", "t"], ["y"]),
+]
+
 
 @pytest.mark.parametrize(
     ("op", "shapes", "out", "attributes", "multiply_adds"),
@@ -39,14 +45,9 @@ def test_flops_are_two_a_multiply_add(tmp_path, op, shapes, out, attributes, mul
 
 
 def test_flops_use_inferred_shapes_and_name_what_is_unknown(tmp_path):
-    chain = [
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0]),
-        helper.make_node("MatMul", ["h", "t"], ["y"]),
-    ]
     path = save_graph(
         tmp_path / "a.onnx",
-        chain,
+        CHAIN,
         [("x", TensorProto.FLOAT, (4, 3))],
         [("y", (4, 4))],
         [("w", (3, 5))],
@@ -58,14 +59,9 @@ def test_flops_use_inferred_shapes_and_name_what_is_unknown(tmp_path):
 
 def test_flops_of_symbolic_dimensions_follow_their_sizes(tmp_path):
     """This includes outputs that name a dimension of their own, and axes that have no name."""
-    chain = [
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0]),
-        helper.make_node("MatMul", ["h", "t"], ["y"]),
-    ]
     path = save_graph(
         tmp_path / "a.onnx",
-        chain,
+        CHAIN,
         [("x", TensorProto.FLOAT, ("rows", 3))],
         [("y", ("rows", "other"))],
         [("w", (3, 5))],

@@ -33,7 +33,7 @@ from gtco.verification import verify
 from models.export import export_onnx
 from models.vit import VisionTransformer
 from models.weights import initialise
-from tests.frontend.quantized.nodes import run
+from tests.few_nodes import by_onnxruntime
 
 SIZE = 32
 
@@ -106,7 +106,7 @@ def compared(path: Path) -> tuple[gtco.Model, float]:
     compiled = gtco.compile_model(path, tune="off", strict=True)
     worst = 0.0
     for seed in range(20, 26):
-        (want,) = run(model, {"image": image(seed)})
+        (want,) = by_onnxruntime(model, {"image": image(seed)})
         got = compiled(image(seed))
         got = got[0] if isinstance(got, (tuple, list)) else got
         worst = max(worst, float(np.abs(got - want).max() / np.abs(want).max()))

@@ -13,8 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper, numpy_helper
+
+from tests.few_nodes import by_onnxruntime
 
 Arrays = dict[str, np.ndarray]
 MICROSOFT = "com.microsoft"
@@ -62,21 +63,10 @@ def model_of(cases: Sequence[Case], prefixes: Sequence[str] = ("",)) -> onnx.Mod
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def run(model: onnx.ModelProto, feeds: Arrays) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    found: list[np.ndarray] = session.run(None, feeds)
-    return found
-
-
 def wanted(case: Case) -> np.ndarray:
     """ONNX Runtime's result."""
     shifted = _unsigned(case)
-    return run(model_of([shifted]), shifted.inputs)[0]
+    return by_onnxruntime(model_of([shifted]), shifted.inputs)[0]
 
 
 # Operands of products, as tensor and zero point.

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.lower.walk import lower
 from gtco.support.errors import ModelError, UnsupportedError
-from tests.frontend.quantized.nodes import run
+from tests.few_nodes import by_onnxruntime
 from tests.kernels import fresh_seed
 
 KINDS = ("int4", "uint4", "int2", "uint2")
@@ -110,7 +110,7 @@ def test_a_tensor_that_is_quantized_to_few_bits_inside(kind: str, by: str) -> No
     del plain.graph.node[1]  # ONNX Runtime reshapes no int4
     plain.graph.node[1].input[0] = "q"
     plain.graph.output[0].CopyFrom(onnx.ValueInfoProto(name="y"))
-    (want,) = run(plain, {"x": x})
+    (want,) = by_onnxruntime(plain, {"x": x})
     assert 2 < len(np.unique(want)) <= 16
     np.testing.assert_array_equal(evaluated(model, x), want.reshape(-1))
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from gtco.graph.graph import Graph
+from tests.graph.rewrites.products import convolution
 from tests.graphs import build, same, weights
 
 
 def test_frozen_batch_norm_goes_into_the_convolution() -> None:
     def body(g: Graph, x: str) -> str:
-        y = g.add(
-            "conv2d",
-            (x, weights(g, 6, 3, 3, 3)),
-            strides=(1, 1),
-            padding=(1, 1, 1, 1),
-            dilation=(1, 1),
-            groups=1,
-            layout="NCHW",
-        )
+        y = convolution(g, x, 6, size=3, padding=(1, 1, 1, 1))
         y = g.add("add", (y, weights(g, 1, 6, 1, 1)))
         y = g.add("multiply", (y, weights(g, 1, 6, 1, 1)))
         return g.add("relu", (g.add("add", (y, weights(g, 1, 6, 1, 1))),))
@@ -26,15 +19,7 @@ def test_frozen_batch_norm_goes_into_the_convolution() -> None:
 
 def test_scale_of_another_axis_stays_outside_the_convolution() -> None:
     def body(g: Graph, x: str) -> str:
-        y = g.add(
-            "conv2d",
-            (x, weights(g, 8, 3, 3, 3)),
-            strides=(1, 1),
-            padding=(1, 1, 1, 1),
-            dilation=(1, 1),
-            groups=1,
-            layout="NCHW",
-        )
+        y = convolution(g, x, 8, size=3, padding=(1, 1, 1, 1))
         return g.add("multiply", (y, weights(g, 1, 1, 1, 8)))
 
     same(build(body, (1, 3, 8, 8)), {"conv2d": 1, "multiply": 1})
