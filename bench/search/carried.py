@@ -22,7 +22,7 @@ from ..harness.readings import STAGES, Readings
 from ..harness.suite import console
 
 EVERY = 1 << 10  # proposals, many of which no file has
-TRIALS = 8  # of them, as many as a compile measures of a heavy stage in its ten seconds at most
+TRIALS = 8  # of them; a compile measures 3 to 11 of a heavy stage in its ten seconds
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ Run = TypeVar("Run", Artifact, Variant)
 
 def in_parts(part: Run, batch: Batch | None) -> Run:
     """What runs ``part``, a model of some samples, on all samples of a batch; ``part`` itself if
-    there is none. Each step then reports the work and the time of all its calls.
+    there is none. A run then calls each step once for each part of the batch, and the step reports
+    the work and the time of all these calls.
     """
     if batch is None:
         return part

@@ -34,9 +34,9 @@ class Proposals(Protocol):
 class AnalyticProposals:
     """Proposes in turn the policy's alternatives to the current pick (coordinate descent over the
     decisions of the space) and what the policy ranks first in the whole space. Replayed on the
-    readings of two machines (``bench policy --readings``), both together find more than either.
-    From the second round on it adds mutations of the pick, which the policy's own model would never
-    propose.
+    readings of two machines, both together find more than the alternatives alone, and as much as
+    the ranking alone, which never leaves what the policy's own model holds for best. From the
+    second round on it adds mutations of the pick, which that model would never propose.
     """
 
     def __init__(self, policy: Policy, seed: int = 0) -> None:

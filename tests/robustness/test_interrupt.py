@@ -359,7 +359,7 @@ def test_a_full_disk_for_the_dump(disk: Path, tmp_path: Path) -> None:
 def test_a_full_disk_for_what_is_printed(
     command: str, unbuffered: str, root: Path, tmp_path: Path
 ) -> None:
-    """What is short is written when the command is over, as Python buffers by default."""
+    """Python buffers a short output by default, and writes it when the command is over."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "gtco", *command.split()],

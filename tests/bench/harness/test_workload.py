@@ -1,4 +1,4 @@
-"""What is timed: models, their inputs and their builds."""
+"""The harness prepares what it times: models, their inputs and their builds."""
 
 from __future__ import annotations
 

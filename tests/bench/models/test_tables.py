@@ -1,4 +1,4 @@
-"""What is shown of a run: the table, JSON, means, and the tables of the pages."""
+"""A run of a benchmark prints a table and writes JSON; the pages' tables follow from the JSON."""
 
 from __future__ import annotations
 

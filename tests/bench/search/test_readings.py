@@ -21,8 +21,8 @@ from gtco.search.calibration.profile import table_json, table_of
 from gtco.support.errors import OptionError
 from gtco.tensor.intrinsics.table import every_micro_kernel
 
-# What is reached on each machine, rounded down: the geometric mean, the worst stage, and the mean
-# after the tuner's first proposals.
+# The shares of the best config that the policy reaches on each machine, rounded down: the geometric
+# mean and the worst stage of its picks, and the mean after the tuner's first proposals.
 FLOORS = {
     "granite-rapids": (0.95, 0.85, 0.975),
     "emerald-rapids": (0.965, 0.87, 0.985),
