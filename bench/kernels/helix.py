@@ -10,9 +10,10 @@ library before the first case, and picks a kernel of it for each. Every system i
 own, its weights are packed beforehand, images have their channels innermost, and rounds are
 interleaved. FLOPs are those of the multiplications, padding's included.
 
-``--picks`` times every candidate of cases of at most 0.4 GFLOP instead
-(:mod:`bench.kernels.helix_picks`). ``--out`` keeps a line of JSON for each case. A run goes on
-where the file ends, and its tables are those of the whole file.
+Beside the tables stands what a choice takes that is not remembered. ``--picks`` times every
+candidate of cases of at most 0.4 GFLOP instead (:mod:`bench.kernels.helix_picks`). ``--out`` keeps
+a line of JSON for each case. A run goes on where the file ends, and its tables are those of the
+whole file.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ import json
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp, log
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import geometric_mean, median
+from typing import Any
 
 from gtco.cli.arguments import positive
 from gtco.codegen.processes import python
 from gtco.driver.products import compile_products
-from gtco.runtime.convolutions import Convolution
+from gtco.runtime.convolutions import Convolution, Convolutions
+from gtco.runtime.products import Products
 
 from ..harness.machine import describe
 from ..harness.process import Worker, WorkerError
@@ -76,6 +79,11 @@ class Case:
         return Convolution(batch, height, width, channels, *window)
 
     @property
+    def problem(self) -> tuple[Any, ...]:
+        """What gtco chooses a kernel for."""
+        return self.sizes if len(self.sizes) == 3 else (self.convolution, self.sizes[4])
+
+    @property
     def flops(self) -> float:
         m, n, k = self.product
         return 2.0 * m * n * k
@@ -108,18 +116,23 @@ def cases(
 
 @dataclass(frozen=True)
 class Reading:
-    """The median seconds of a call over the rounds' medians, by system."""
+    """The median seconds of a call over the rounds' medians, by system; and those of a choice of
+    gtco's kernel.
+    """
 
     case: Case
     seconds: dict[str, float]
+    choice: float = 0.0
 
     def to_json(self) -> str:
-        return json.dumps({**asdict(self.case), "seconds": self.seconds})
+        value = {**asdict(self.case), "seconds": self.seconds, "choice": self.choice}
+        return json.dumps(value)
 
     @staticmethod
     def from_json(line: str) -> Reading:
         value = json.loads(line)
-        return Reading(Case(tuple(value["sizes"]), value["group"]), value["seconds"])
+        case = Case(tuple(value["sizes"]), value["group"])
+        return Reading(case, value["seconds"], value["choice"])
 
 
 def read(
@@ -178,6 +191,17 @@ def table(readings: Iterable[Reading]) -> str:
     return "\n".join(lines)
 
 
+def choices(readings: Sequence[Reading]) -> str:
+    """What choosing takes beside running, in the geometric mean, in words."""
+    shares = [r.choice / r.seconds["gtco"] for r in readings if r.choice]
+    if not shares:
+        return ""
+    return (
+        f"A choice of a kernel that is not remembered takes {geometric_mean(shares):.2%} of a run "
+        "(geometric mean; from Python)"
+    )
+
+
 def load(file: Path) -> list[Reading]:
     """The readings of a file; none if it does not exist. The first line is the machine."""
     if not file.exists():
@@ -203,6 +227,9 @@ def main(argv: Sequence[str]) -> int:
             f"one library for all sizes: {library.stat().st_size / 1e3:.0f} kB, compiled in "
             f"{time.monotonic() - begin:.1f} s"
         )
+        opened = (Products if options.kind == "products" else Convolutions)(
+            library, options.threads
+        )
         try:
             for case in wanted:
                 if case in known:
@@ -211,6 +238,8 @@ def main(argv: Sequence[str]) -> int:
                     break
                 try:
                     reading = read(case, workers, library, options.rounds, options.threads)
+                    choice = helix_picks.choosing(opened, case.problem)
+                    reading = replace(reading, choice=choice)
                 except WorkerError as error:
                     say(f"{case.name}: {error}")
                     continue
@@ -225,10 +254,12 @@ def main(argv: Sequence[str]) -> int:
                     with options.out.open("a") as file:
                         file.write(reading.to_json() + "\n")
         finally:
+            opened.close()
             for worker in workers.values():
                 worker.kill()
     say(f"\n{len(readings)} of {len(wanted)} {options.kind}\n")
     say(table(readings))
+    say(choices(readings))
     return 0
 
 

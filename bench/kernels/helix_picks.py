@@ -1,6 +1,9 @@
-"""How good the picks of ``bench helix`` are: every candidate of a case is timed in this process,
-in interleaved rounds, and the pick stands at its share of the best. What the choice itself takes
-stands beside it. The best of many readings is partly luck, so the share is a lower bound.
+"""How good the picks of ``bench helix`` are, and how long choosing takes.
+
+Every candidate of a case is timed in this process in interleaved rounds. The one that these call
+fastest is then timed again beside the pick, and the pick's share is that one's time over its own.
+The best of many readings is partly luck, and the second reading takes this luck out of the share,
+which may be above 1.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 import numpy as np
@@ -22,13 +25,14 @@ from .helix_systems import convolution_of, operands
 
 CLOCK = time.perf_counter
 MOST_FLOPS = 4e8  # of a case whose candidates are all timed
-ROUNDS, LEAST = 3, 2e-4  # of a candidate; seconds of one round
+ROUNDS, LEAST = 2, 1e-4  # of a candidate; seconds of one round
+AGAIN, LONGER = 15, 4e-4  # the same, of the pick and of the fastest
 CHOICES = 50  # of which the least time counts
 
 
 @dataclass(frozen=True)
 class Picked:
-    """The best candidate's time over the pick's, and the choice's over the run's."""
+    """The fastest candidate's time over the pick's, and the choice's over the run's."""
 
     share: float
     overhead: float
@@ -53,20 +57,32 @@ def picked(
     found = opened.candidates(*problem)
     pick = min(range(len(found)), key=lambda i: found[i][1])
     seconds = [float("inf")] * len(found)
+
+    def times(number: int, least: float) -> list[float]:
+        opened.set(*problem, found[number][0])
+        next(turn)()
+        end, each = CLOCK() + least, []
+        while not each or CLOCK() < end:
+            each.append(_timed(next(turn)))
+        return each
+
     for _ in range(ROUNDS):
-        for number, (config, _price) in enumerate(found):
-            opened.set(*problem, config)
-            next(turn)()
-            end = CLOCK() + LEAST
-            while True:
-                begin = CLOCK()
-                next(turn)()
-                now = CLOCK()
-                seconds[number] = min(seconds[number], now - begin)
-                if now > end:
-                    break
-    choosing = min(_timed(lambda: opened.choose(*problem)) for _ in range(CHOICES))
-    return Picked(min(seconds) / seconds[pick], choosing / seconds[pick])
+        for number in range(len(found)):
+            seconds[number] = min(seconds[number], *times(number, LEAST))
+    best = min(range(len(found)), key=seconds.__getitem__)
+    again: dict[int, list[float]] = {pick: [], best: []}
+    for _ in range(AGAIN):
+        for number, medians in again.items():
+            medians.append(median(times(number, LONGER)))
+    run = median(again[pick])
+    return Picked(median(again[best]) / run, choosing(opened, problem) / run)
+
+
+def choosing(opened: Any, problem: tuple[Any, ...]) -> float:
+    """Seconds of a choice that is not remembered, from Python. ``opened``: products or
+    convolutions.
+    """
+    return min(_timed(lambda: opened.choose(*problem)) for _ in range(CHOICES))
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -72,6 +72,7 @@ def products_table(
         l3=l3.capacity,
         l2_rate=l2.bandwidth,
         l3_rate=l3.bandwidth,
+        read_rate=memory.bandwidth,
         memory_rate=rates.handover(memory),
         handed_rate=rates.handover(l3),
         fma_rate=max(rates.rate(nest.row.kernel) for nest in kernels),

@@ -71,6 +71,7 @@ class ProductsTable:
     l3: float
     l2_rate: float
     l3_rate: float
+    read_rate: float
     memory_rate: float
     handed_rate: float
     fma_rate: float
@@ -105,8 +106,8 @@ class ProductsTable:
         figures = ", ".join(
             f"{value:.6g}"
             for value in (
-                self.l1, self.l2, self.l3, self.l2_rate, self.l3_rate, self.memory_rate,
-                self.handed_rate, self.fma_rate, self.store_rate, self.launch,
+                self.l1, self.l2, self.l3, self.l2_rate, self.l3_rate, self.read_rate,
+                self.memory_rate, self.handed_rate, self.fma_rate, self.store_rate, self.launch,
             )
         )  # fmt: skip
         return "\n".join(

@@ -49,8 +49,10 @@ def test_a_wrong_pixel_is_seen() -> None:
 
 
 def test_a_reading_is_a_line() -> None:
-    one = Reading(Case((1, 2, 3), "cnn"), {"gtco": 1e-6, "onednn": 2e-6, "onnxruntime": 3e-6})
+    seconds = {"gtco": 1e-6, "onednn": 2e-6, "onnxruntime": 3e-6}
+    one = Reading(Case((1, 2, 3), "cnn"), seconds, choice=2e-9)
     assert Reading.from_json(one.to_json()) == one
+    assert "takes 0.20% of a run" in helix.choices([one])
 
 
 def test_large_products_count_for_those_that_are_left_out() -> None:

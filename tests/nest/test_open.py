@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gtco.codegen.load import load
+from gtco.machine.target import cpu_target
 from gtco.support.errors import ShapeError
 from gtco.tensor.nest.open import (
     Cut,
@@ -25,9 +26,11 @@ from gtco.tensor.nest.open import (
     packed_vectors,
 )
 from gtco.tensor.nest.open_columns import columns_kernel
+from gtco.tensor.nest.open_filtering import filtering_kernel
 from gtco.tensor.nest.open_images import Window
 from gtco.tensor.nest.open_loops import open_kernel
 from tests.fences import fenced
+from tests.inner_loops import keeps_sums, product_loops
 from tests.kernels import check_guard, guarded, runnable
 
 TOLERANCE = 2e-6  # of the sum of the products' magnitudes: sums of some hundred, in float32
@@ -158,3 +161,19 @@ def test_the_last_tile_of_every_width_lies_inside_packed_columns() -> None:
 def test_other_sizes_are_refused(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ShapeError, match="is no size of a product"):
         check_sizes(*sizes)
+
+
+@pytest.mark.parametrize("name", ["znver4", "cascadelake", "haswell"])
+def test_sums_of_products_stay_in_registers(name: str) -> None:
+    """In the machine code of every kernel, no loop of products stores a vector to the stack. LLVM
+    once wrote two steps of some tiles out, with the elements of A in the registers of the sums,
+    and these tiles took twice their time. The transforms of minimal filtering, which read
+    constants, have more values than there are registers.
+    """
+    machine = cpu_target(name)
+    for nest in nests(machine):
+        made = filtering_kernel if nest.feed == "filtered" else open_kernel
+        bodies = product_loops([made(nest, "kernel")], machine, least=10)
+        assert nest.row.rows * nest.row.vectors < 10 or bodies, nest.name
+        for body in bodies:
+            assert keeps_sums(body) or "(%rip)" in body, (nest.name, body)

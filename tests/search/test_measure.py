@@ -165,6 +165,11 @@ def test_no_more_than_a_share_of_the_memory_that_is_left(monkeypatch: pytest.Mon
         measure._arrays()
 
 
+def test_threads_that_arrive_at_once_make_no_endless_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "barrier_seconds", lambda threads, rounds: 0.0)
+    assert measure._barriers(2) == 1 / measure.LEAST_BARRIER
+
+
 def test_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later rounds are left out if the time is over. If not even one round was done, there is no
     table.

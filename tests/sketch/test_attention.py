@@ -13,13 +13,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from gtco.codegen.llvm import compile_functions
 from gtco.machine.target import target
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.learning.statements import statements
 from gtco.tensor.sketch.attention import cpu as attention
 from gtco.tensor.space import Config, Program, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from tests.inner_loops import keeps_sums, product_loops
 from tests.kernels import Built, build, build_each, fresh_seed, reference, runnable, targets
 
 T = TensorType
@@ -300,9 +300,6 @@ def test_what_comes_before_the_operands_is_priced() -> None:
     assert plain < cast < biased < 1.5 * plain
 
 
-LOOP = re.compile(r"^(\.LBB\w+):[^\n]*\n((?:(?!\.LBB\w+:).*\n)*?\s+j\w+\s+\1\n)", re.MULTILINE)
-
-
 @pytest.mark.parametrize("keys", [197, 256, 1370])
 @pytest.mark.parametrize(
     ("name", "dtype"), [("x86-64-v4", "float32"), ("znver5", "float32"), ("znver4", "bfloat16")]
@@ -323,12 +320,11 @@ def test_sums_of_products_stay_in_registers(keys: int, name: str, dtype: str) ->
         assert tile in decision.options
         built = sketch.build(Config(sketch.name, (("tile", tile), ("chunks_m", 1))), "attend")
         assert isinstance(built, Program)
-        text = compile_functions([built.function], machine).inspect_source("asm")
-        bodies = [body for _, body in LOOP.findall(text)]
-        product = "vdpbf16ps" if rounded else "vfmadd"
-        products = [b for b in bodies if b.count(product) >= 16 and "vscalef" not in b]
+        instruction = "vdpbf16ps" if rounded else "vfmadd"
+        bodies = product_loops([built.function], machine, instruction)
+        products = [body for body in bodies if "vscalef" not in body]
         assert products, tile
         for body in products:
-            assert not re.search(r"vmov\w+\s+%[yz]mm\d+, -?\d*\(%rsp", body), (tile, body)
+            assert keeps_sums(body), (tile, body)
             moves = re.findall(r"vmov\w+\s+%[yz]mm\d+, %[yz]mm\d+", body)
             assert len(moves) <= 2, (tile, body)

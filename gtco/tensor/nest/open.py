@@ -36,6 +36,7 @@ LINE = 16  # elements of a cache line
 SETS = 256  # elements: rows that a multiple of 1 KiB apart share few sets of L1
 FEW_COLUMNS = 4  # the most columns of products whose vectors lie along k
 FOLDING = 9  # multiply-adds that take as long as folding a vector
+L3, MEMORY = 1, 2  # where B lies; in a nearer cache no kernel prefetches it
 SUMS = 16  # vectors of sums of such a product, at most
 # A's rows are read where they lie, copied to scratch, or gathered there from images; or they are
 # tiles of minimal filtering. The order is that of csrc/products/table.h.
@@ -90,6 +91,8 @@ class Cut:
     Rows are ``blocks`` blocks, the first ``taller`` of ``height`` + 1 rows and the others of
     ``height``. ``panels`` are those of the row's width. A task has at most ``task_blocks`` by
     ``task_panels``. ``held`` blocks are worked on at once. ``lda`` is the stride of packed rows.
+    ``ahead`` is where B comes from, for the prefetches of the first block of a part: :data:`L3`,
+    :data:`MEMORY`, or 0 for a nearer place.
     """
 
     n: int
@@ -104,6 +107,7 @@ class Cut:
     chunks_n: int
     held: int
     lda: int
+    ahead: int
 
     @property
     def array(self) -> np.ndarray:
@@ -147,9 +151,11 @@ def cut(
     chunks_n: int = 1,
     kc: int | None = None,
     held: int | None = None,
+    ahead: int = 0,
 ) -> Cut:
     """The cut of C[m, n] = A[m, k] x B[k, n] into about so many chunks, blocks of ``kc`` steps of k
     and parts of ``held`` row blocks (None: all). Numbers that are too large are made smaller.
+    ``ahead``: where B lies.
     Raises :class:`ShapeError` for sizes that are not positive or too large.
     """
     check_sizes(m, n, k)
@@ -172,6 +178,7 @@ def cut(
         ceil(panels / task_panels),
         min(held or task_blocks, task_blocks),
         depth + (LINE if depth % SETS == 0 else -depth % LINE),
+        ahead,
     )
 
 

@@ -77,7 +77,7 @@ class _Loops(OpenLoops):
             with em.range(part.panel0, part.panels, "panel") as panel:
                 with em.loop(POSITIONS, "p") as p:
                     with em.range(part.here, part.end, "block") as block:
-                        self.heights(block, partial(self.product, part, panel, p, block))
+                        self.heights(block, partial(self.variants, part, panel, p, block))
                 with em.loop(tiles, "t") as t:
                     self.transform_products(part.row0, t, panel)
 
@@ -139,27 +139,45 @@ class _Loops(OpenLoops):
                     T.buffer_store(self.scratch, value, [tirx.Ramp(place, 1, lanes)])
 
     # products -------------------------------------------------------------------------------------
-    def product(self, part: Part, panel: Expr, p: Expr, block: Expr, rows: int) -> None:
-        """products[p, tiles of a block] = inputs[p, those] x B[panel, p]."""
+    def variants(self, part: Part, panel: Expr, p: Expr, block: Expr, rows: int) -> None:
+        """The product of a block."""
+        product = partial(self.product, part, panel, p, block, rows)
+        self.arriving(rows, block == part.here, partial(product, ahead=True), product)
+
+    def product(
+        self, part: Part, panel: Expr, p: Expr, block: Expr, rows: int, ahead: bool = False
+    ) -> None:
+        """products[p, tiles of a block] = inputs[p, those] x B[panel, p]. ``ahead``: it prefetches
+        B.
+        """
         em, of, row, lanes = self.em, self.image, self.row, self.lanes
         first = self.held(self.first_row(block) - part.row0, "first")
         a = self.held(p * of["plane_a"] + first * self.of["lda"], "a_row")
         number = panel * (row.vectors * POSITIONS) + p
-        b = self.held(number * of["channels"] * lanes, "b_panel")
+        start = self.held(number * of["channels"] * lanes, "b_panel")
         apart = of["channels"] * (POSITIONS * lanes)
+        b = Operand(self.args.inputs["b"].buffer, start, lanes, vector=apart)
         c = self.held(self.products + p * of["plane_c"] + first * row.columns, "c_row")
 
         def store(i: int, j: int, vector: Expr) -> None:
             place = tirx.Ramp(c + (i * row.columns + j), 1, lanes)
             T.buffer_store(self.scratch, vector, [place])
 
+        tile = replace(row, rows=rows)
+
+        def step(k: Expr) -> None:
+            self.alone(tile)
+            if ahead:
+                self.prefetch_panels(b, tile.vectors, k)
+
         fma_tile(
             em,
-            replace(row, rows=rows),
+            tile,
             of["channels"],
             Operand(self.scratch, a, self.of["lda"]),
-            Operand(self.args.inputs["b"].buffer, b, lanes, vector=apart),
+            b,
             store,
+            step=step,
         )
 
     # outputs --------------------------------------------------------------------------------------

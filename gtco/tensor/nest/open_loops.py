@@ -13,21 +13,24 @@ from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
-from gtco.tensor.nest.open import FIELDS, OpenNest
+from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.nest.open import FIELDS, L3, MEMORY, OpenNest
 from gtco.tensor.nest.open_images import WINDOW, gather
 from gtco.tensor.stage import TensorType
 
 # A buffer of unknown size. TVM asks only that places in it are constants of an int64.
 ANY = TensorType((2**62,))
-STREAMING = 4  # rows: products of fewer read each panel of B once, at the speed of memory
+STREAMING = 4  # rows: tiles of so few have room for prefetches between any loads
 NARROW = 2  # vectors: tiles of so few read A at the speed of memory, if there are many rows
-AHEAD = 16  # steps of k, about the latency of memory
-STORE, LOAD = "gtco_store_first", "gtco_load_first"
+AHEAD = 64  # steps of k: memory's latency, also where a step has one or two multiply-adds
+SHORT = 8  # rows: on tiles of so few, prefetches from L3 take more time than they save
+LARGE = 20  # sums of a tile: two steps of larger ones have no room in the registers
+STORE, LOAD, ALONE = "gtco_store_first", "gtco_load_first", "gtco_alone"
 
 
 def edges(lanes: int) -> str:
     """LLVM functions that store and load the first lanes of a vector, up to all. What lies behind
-    is not touched.
+    is not touched. A third one is no instruction, and a loop in which it stands stays as it is.
     """
     vector, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
     numbers = ", ".join(f"i32 {n}" for n in range(lanes))
@@ -47,6 +50,10 @@ define internal i32 @{STORE}(ptr %p, {vector} %v, i32 %count) alwaysinline {{
 define internal {vector} @{LOAD}(ptr %p, i32 %count) alwaysinline {{
 {chosen}  %v = call {vector} @{load}(ptr %p, i32 4, {mask} %mask, {vector} zeroinitializer)
   ret {vector} %v
+}}
+define internal i32 @{ALONE}() alwaysinline {{
+  call void asm sideeffect "", ""()
+  ret i32 0
 }}
 """
 
@@ -189,6 +196,36 @@ class OpenLoops:
         among(1, self.most)
 
 
+    def arriving(
+        self, rows: int, first: Expr, ahead: Callable[[], None], other: Callable[[], None]
+    ) -> None:
+        """``ahead``, a tile that prefetches B, or ``other``.
+
+        The ``first`` block of a part reads panels of B that may lie far away, and in a tall tile so
+        many multiply-adds stand between two loads that a core does not get to the next ones in
+        time. Later blocks find the panel in L1 or L2, where prefetches would only take time.
+        """
+        if rows <= STREAMING:
+            ahead()
+            return
+        far = self.of["ahead"] >= (L3 if rows > SHORT else MEMORY)
+        self.em.branch(tirx.And(first, far), ahead, other)
+
+    def alone(self, tile: MicroKernel) -> None:
+        """Keeps LLVM from writing out two steps of a large tile, which it would do with some sums
+        in memory.
+        """
+        if tile.rows * tile.vectors >= LARGE:
+            T.evaluate(tirx.call_extern("int32", ALONE))
+
+    def prefetch_panels(self, b: Operand, vectors: int, k: Expr) -> None:
+        """Asks for what a tile reads of B some steps after ``k``."""
+        assert b.vector is not None, "panels lie apart"
+        for j in range(vectors):
+            place = b.offset + (k + AHEAD) * b.stride + j * b.vector
+            self.em.prefetch_value(b.buffer[place])
+
+
 class _Loops(OpenLoops):
     def __init__(self, nest: OpenNest, em: Emitter, args: KernelArguments) -> None:
         super().__init__(nest.row.rows, em, args)
@@ -208,7 +245,8 @@ class _Loops(OpenLoops):
                         start = self.held(self.first_row(block), "start")
                         tile = _Tile(start, panel, k0, depth, part.row0)
                         more = block + 1 < part.end
-                        self.heights(block, partial(self.either, at=tile, more=more))
+                        first = block == part.here
+                        self.heights(block, partial(self.variants, at=tile, first=first, more=more))
 
     def pack(self, row0: Expr, rows: Expr, k0: Expr, depth: Expr) -> None:
         """Copies A[row0:row0 + rows, k0:k0 + depth]."""
@@ -220,6 +258,11 @@ class _Loops(OpenLoops):
             else:
                 self.copy((row0 + r) * of["k"] + k0, target, depth)
 
+    def variants(self, rows: int, at: _Tile, first: Expr, more: Expr) -> None:
+        """The product of a block: the ``first`` of a part, or one behind which is ``more``."""
+        ahead = partial(self.product, rows, at, ahead=True)
+        self.arriving(rows, first, ahead, partial(self.either, rows, at, more))
+
     def either(self, rows: int, at: _Tile, more: Expr) -> None:
         """The product of a block, which prefetches the rows of the next one if there is ``more``.
         They follow each other, and no hardware prefetcher sees so many short runs as one. Where no
@@ -228,11 +271,14 @@ class _Loops(OpenLoops):
         if self.nest.packed or self.row.vectors > NARROW or rows < self.row.rows - 1:
             self.product(rows, at)
             return
-        self.em.branch(more, lambda: self.product(rows, at, True), lambda: self.product(rows, at))
+        follows = partial(self.product, rows, at, follows=True)
+        self.em.branch(more, follows, lambda: self.product(rows, at))
 
-    def product(self, rows: int, at: _Tile, follows: bool = False) -> None:
-        """C[rows, columns] of a block and a panel, for one block of k. ``follows``: as in
-        :meth:`ahead`.
+    def product(
+        self, rows: int, at: _Tile, ahead: bool = False, follows: bool = False
+    ) -> None:
+        """C[rows, columns] of a block and a panel, for one block of k. ``ahead``, ``follows``: as
+        in :meth:`prefetches`.
         """
         em, of, row = self.em, self.of, self.row
         lanes, columns = row.lanes, row.columns
@@ -260,19 +306,24 @@ class _Loops(OpenLoops):
             lambda i, j, vector: sums.append((i, j, vector)),
             load=load,
             first=at.k0 == 0,
-            step=self.ahead(rows, at, b, follows),
+            step=self.prefetches(rows, at, b, ahead, follows),
         )
 
-        def whole() -> None:
-            for i, j, vector in sums:
-                T.buffer_store(self.out.buffer, vector, [tirx.Ramp(place(i, j), 1, lanes)])
+        # Masked stores take longer, so only the last columns have them.
+        for first in range(0, columns, lanes):
+            mine = [(place(i, j), vector) for i, j, vector in sums if j == first]
+            here = left - first
+            em.branch(here >= lanes, partial(self.store, mine), partial(self.store, mine, here))
 
-        def edge() -> None:
-            for i, j, vector in sums:
-                where = tirx.address_of(self.out.buffer[place(i, j)])
-                T.evaluate(tirx.call_extern("int32", STORE, where, vector, self.count(left - j)))
-
-        em.branch(left >= columns, whole, edge)
+    def store(self, vectors: Sequence[tuple[Expr, Expr]], left: Expr | None = None) -> None:
+        """Stores vectors at places in C: whole ones, or the columns that are ``left``."""
+        lanes = self.row.lanes
+        for place, vector in vectors:
+            if left is None:
+                T.buffer_store(self.out.buffer, vector, [tirx.Ramp(place, 1, lanes)])
+                continue
+            where = tirx.address_of(self.out.buffer[place])
+            T.evaluate(tirx.call_extern("int32", STORE, where, vector, self.count(left)))
 
     def rows_of_a(self, at: _Tile) -> Operand:
         em, of = self.em, self.of
@@ -282,17 +333,21 @@ class _Loops(OpenLoops):
         base = em.let(at.start * of["k"] + at.k0, "a_row")
         return Operand(self.a.buffer, base, of["k"])
 
-    def ahead(self, rows: int, at: _Tile, b: Operand, follows: bool) -> Callable[[Expr], None]:
-        """What each step of k prefetches. A tile of few rows prefetches what it will read of B some
-        steps later. If another block of A ``follows``, each step prefetches a share of its rows.
+    def prefetches(
+        self, rows: int, at: _Tile, b: Operand, ahead: bool, follows: bool
+    ) -> Callable[[Expr], None]:
+        """What each step of k prefetches. ``ahead``: what the tile will read of B some steps later.
+        If another block of A ``follows``, each step prefetches a share of its rows.
         """
         em, of = self.em, self.of
         after = em.let((at.start + rows) * of["k"] + at.k0, "next_rows") if follows else 0
 
+        tile = replace(self.row, rows=rows)
+
         def step(k: Expr) -> None:
-            for j in range(self.row.vectors if rows <= STREAMING else 0):
-                place = b.offset + (k + AHEAD) * b.stride + j * of["k"] * self.row.lanes
-                em.prefetch_value(self.b.buffer[place])
+            self.alone(tile)
+            if ahead:
+                self.prefetch_panels(b, tile.vectors, k)
             if follows:
                 em.prefetch_value(self.a.buffer[after + k * rows])
 

@@ -7,21 +7,26 @@
 
 #define USABLE 0.5 /* of a cache, as in gtco/search/analytic.py */
 #define SHOWN 0.15  /* of what is hidden behind the longer of computing and loading */
+#define LATE 0.5  /* of what is read again by each part of a task */
 #define LINE 64.0
 #define PAGE 4096
 #define PER_TILE 6e-9 /* seconds of the loops around a tile, beside its stores */
 #define MOVED 2.0     /* multiply-adds that take as long as a vector's load or store around a transform */
-#define FILTERS 20e9  /* bytes a second of a vector of B of minimal filtering beside others, on a Zen 5 */
 #define FAR 35e9      /* bytes a second of one core from memory, whatever the others do, on a Zen 5 */
-#define RECENT 4      /* weights lie where so many times their bytes do: other layers run in between */
+#define RECENT 8      /* weights lie where so many times their bytes do: other layers run in between */
+#define UNEVEN 0.02   /* of a task: what the last one is waited for, since cores have other work too */
+#define PER_TASK 1e-7 /* seconds */
 #define PER_RUN 5e-9  /* seconds around the copy of a run of neighbours in an image, beside its stores */
-#define PREFETCHED 4     /* rows: kernels of so few prefetch B (gtco/tensor/nest/open_loops.py) */
-#define STREAM 2.6e9     /* bytes a second that a vector of B beside one other waits for, on a Zen 4 */
 #define KEPT 3        /* widths that go on to the levels above */
 #define FEW_COLUMNS 4 /* as in gtco/tensor/nest/open.py */
 #define FOLDING 9
 
-static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+/* fmax and fmin are calls of libm, since they know NaN. */
+static double larger(double a, double b) { return a > b ? a : b; }
+static double smaller(double a, double b) { return a < b ? a : b; }
+/* Sizes are at most 2^40, so doubles hold them, and divide them in a third of the time of integers. */
+static int64_t quotient(int64_t a, int64_t b) { return (int64_t)((double)a / (double)b); }
+static int64_t up(int64_t a, int64_t b) { return quotient(a + b - 1, b); }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 int gtco_product_along_k(const gtco_problem* problem) {
@@ -60,6 +65,19 @@ static void rows_of(const gtco_problem* problem, int32_t feed, gtco_cut* cut, in
   *m = c->batch * cut->tiles_h * cut->tiles_w, *k = c->channels;
 }
 
+/* The bytes of packed B, up to the last panel's width. */
+static double b_bytes(const gtco_problem* problem, int32_t feed) {
+  const int64_t steps = feed == GTCO_FILTERED ? GTCO_POSITIONS * problem->images.channels : problem->k;
+  return 4 * (double)steps * (double)problem->n;
+}
+
+/* Where B comes from, as in gtco/tensor/nest/open.py: L3, MEMORY. */
+static int64_t far(const gtco_problem* problem, int32_t feed) {
+  const gtco_product_machine* of = &gtco_the_machine;
+  const double resident = RECENT * b_bytes(problem, feed);
+  return resident > USABLE * of->l3 ? 2 : resident > USABLE * of->l2 ? 1 : 0;
+}
+
 int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config* config, gtco_cut* cut) {
   const gtco_product_nest* nest = &gtco_the_nests[config->kernel];
   const int64_t n = problem->n, wide = (int64_t)nest->vectors * gtco_the_machine.lanes;
@@ -67,7 +85,7 @@ int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config*
   rows_of(problem, nest->feed, cut, &m, &k);
   const int64_t blocks = up(m, nest->rows), panels = nest->columns ? 1 : up(n, wide);
   cut->n = n, cut->k = k, cut->kc = nest->feed == GTCO_FILTERED ? k : least(config->kc, k);
-  cut->blocks = blocks, cut->height = m / blocks, cut->taller = m % blocks;
+  cut->blocks = blocks, cut->height = quotient(m, blocks), cut->taller = m - cut->height * blocks;
   cut->panels = panels;
   cut->task_blocks = up(blocks, least(config->chunks_m, blocks));
   cut->task_panels = up(panels, least(config->chunks_n, panels));
@@ -75,6 +93,7 @@ int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config*
   cut->held = least(config->held, cut->task_blocks);
   const int64_t rest = cut->kc % 16, rows = cut->held * (cut->height + (cut->taller > 0));
   cut->lda = nest->feed == GTCO_FILTERED ? odd(k) : cut->kc + (cut->kc % 256 == 0 ? 16 : rest ? 16 - rest : 0);
+  cut->ahead = far(problem, nest->feed);
   cut->plane_a = odd(rows * cut->lda), cut->plane_c = odd(rows * wide);
   return up(blocks, cut->task_blocks) * cut->chunks_n;
 }
@@ -92,13 +111,19 @@ static double each(double resident, int64_t cores) {
   if (resident <= USABLE * of->l1) return 0;
   if (resident <= USABLE * of->l2) return 1 / of->l2_rate;
   if (resident <= USABLE * of->l3) return 1 / of->l3_rate;
-  return fmax((double)cores / of->memory_rate, 1 / FAR);
+  return larger((double)cores / of->memory_rate, 1 / FAR);
+}
+
+/* The same of weights, which are only read. */
+static double weights(double resident, int64_t cores) {
+  const gtco_product_machine* of = &gtco_the_machine;
+  return resident <= USABLE * of->l3 ? each(resident, cores) : larger((double)cores / of->read_rate, 1 / FAR);
 }
 
 static double spread(double stride, double run) {
   if (stride <= run || (int64_t)stride % (int64_t)LINE) return 1;
   const int64_t whole = (int64_t)stride, power = whole & -whole; /* of two, that divides it */
-  const double room = (double)least(power, PAGE) / fmax(run, LINE);
+  const double room = (double)least(power, PAGE) / larger(run, LINE);
   return room > 1 ? room : 1;
 }
 
@@ -114,6 +139,12 @@ static double seconds_of_a_step(const gtco_product_nest* nest, const gtco_cut* c
   const double share = (double)cut->taller / (double)cut->blocks;
   const double low = (1 - share) * (double)cut->height / nest->rate[cut->height - 1];
   return cut->taller ? low + share * (double)(cut->height + 1) / nest->rate[cut->height] : low;
+}
+
+/* Equations 7 and 8: all tasks, each of so many seconds. */
+static double of_tasks(double seconds, int64_t tasks, int threads) {
+  const double waves = (double)up(tasks, threads);
+  return (tasks > 1 ? 2 * gtco_the_machine.launch : 0) + waves * (seconds + PER_TASK) + UNEVEN * seconds;
 }
 
 /* The same for minimal filtering: its products, and the transforms before and behind them. */
@@ -140,19 +171,16 @@ static double price_of_filtering(const gtco_problem* problem, const gtco_product
   waiting += (a_task + 2 * c_task) * each(scratch, cores);
   const double hidden = a_task * (double)cut->task_panels * each(scratch, cores);
   const double image = rows / all * a_bytes(problem), out = rows * size * size * 4 * vectors * lanes;
-  waiting += image * fmax(each(a_bytes(problem), cores), 1 / of->handed_rate);
+  waiting += image * larger(each(a_bytes(problem), cores), 1 / of->handed_rate);
   waiting += out * each(4.0 * (double)problem->m * (double)problem->n, cores);
 
   const double b_all = item * k * (double)cut->panels * nest->vectors * lanes, b_task = item * k * vectors * lanes;
-  double once = fmax(each(RECENT * b_all, cores), b_all > USABLE * of->l2 ? 1 / of->l3_rate : 0);
-  double again = each(b_task + scratch, cores);
-  const double few = 1 / (FILTERS * nest->vectors);
-  if (once > 0) once = fmax(once, few);
-  if (again > 1 / of->l2_rate) again = fmax(again, few);
-  waiting += b_task * (once + (parts - 1) * again);
+  const double once = weights(RECENT * b_all, cores), again = weights(b_task + scratch, cores);
+  const double first = b_task * once, beside = compute / (double)cut->task_blocks;
+  waiting += larger(0, first - beside) + SHOWN * smaller(first, beside) + LATE * b_task * (parts - 1) * again;
 
-  const double longer = fmax(compute, hidden), shorter = fmin(compute, hidden);
-  return (tasks > 1 ? of->launch : 0) + (double)up(tasks, threads) * (waiting + longer + SHOWN * shorter);
+  const double longer = larger(compute, hidden), shorter = smaller(compute, hidden);
+  return of_tasks(waiting + longer + SHOWN * shorter, tasks, threads);
 }
 
 /* Equations 2 to 8 of one candidate, in seconds. */
@@ -176,19 +204,21 @@ static double price(const gtco_problem* problem, const gtco_product_nest* nest, 
 
   /* what is stored, and loaded again between blocks of k */
   double waiting = tiles * PER_TILE + rows * vectors * (double)(2 * kblocks - 1) / of->store_rate;
-  const double c_bytes = rows * fmin(panels * width, 4.0 * (double)cut->n);
-  waiting += c_bytes * fmax(each(4.0 * (double)m * (double)cut->n, cores), 0);
+  double c_bytes = rows * smaller(panels * width, 4.0 * (double)cut->n);
+  /* where panels do not end with lines, two of them write one, which has left the caches in between */
+  if (cut->n % (int64_t)(LINE / 4) && 4 * high * held * (double)cut->n > USABLE * of->l2) c_bytes += rows * (panels - 1) * LINE;
+  waiting += c_bytes * each(4.0 * (double)m * (double)cut->n, cores);
 
   /* A */
   const double stride = nest->feed != GTCO_DIRECT ? 0 : 4 * k, room = spread(stride, 4 * kc);
   const double a_tile = 4 * high * kc, b_panel = kc * width, c_tile = high * width;
   const double a_block = a_tile * held * room;
   const double lines = high * LINE * spread(stride, LINE);
-  const double lost = fmax(0, 1 - of->l1 / lines);
+  const double lost = larger(0, 1 - of->l1 / lines);
   const double a_all = a_bytes(problem), a_task = 4 * rows * k;
-  double hidden = a_task * panels * each(a_block + b_panel + c_tile, cores);
+  double hidden = a_task * (panels - 1) * each(a_block + b_panel + c_tile, cores);
   waiting += a_task * panels * lost * (LINE / 4 - 1) / of->l2_rate;
-  const double a_first = rows / (double)m * a_all * fmax(each(a_all, cores), a_all > of->l2 ? 1 / of->handed_rate : 0);
+  const double a_first = rows / (double)m * a_all * larger(each(a_all, cores), a_all > of->l2 ? 1 / of->handed_rate : 0);
   if (nest->feed == GTCO_DIRECT)
     hidden += a_first;
   else
@@ -200,22 +230,15 @@ static double price(const gtco_problem* problem, const gtco_product_nest* nest, 
   }
 
   /* B: once from where the weights lie, again for each part, and for each block of a part. A panel arrives while the
-   * first block of a part is multiplied, and the loads of few vectors side by side wait for each other. */
+   * first block of a part is multiplied. */
   const double b_all = k * (double)cut->panels * width, b_task = k * panels * width;
-  double once = each(RECENT * b_all, cores), again = each(b_task + a_block, cores);
-  if (RECENT * b_all > USABLE * of->l2) once = fmax(once, 1 / FAR);
-  if (high > PREFETCHED) {
-    const double few = 1 / (STREAM * nest->vectors * nest->vectors);
-    if (once > 0) once = fmax(once, few);
-    if (again > 1 / of->l2_rate) again = fmax(again, few);
-  }
-  const double stream = b_task * (once + (parts - 1) * again);
-  waiting += fmax(0, stream - compute * parts / (double)cut->task_blocks);
+  const double once = weights(RECENT * b_all, cores), again = weights(b_task + a_block, cores);
+  const double first = b_task * once, beside = compute / (double)cut->task_blocks;
+  waiting += larger(0, first - beside) + SHOWN * smaller(first, beside) + LATE * b_task * (parts - 1) * again;
   hidden += b_task * ((double)cut->task_blocks - parts) * each(b_panel * (1 + 1 / held) + room * a_tile + c_tile, cores);
 
-  const double longer = fmax(compute, hidden), shorter = fmin(compute, hidden);
-  const double waves = (double)up(tasks, threads);
-  return (tasks > 1 ? of->launch : 0) + waves * (waiting + longer + SHOWN * shorter); /* eq. 5 to 8 */
+  const double longer = larger(compute, hidden), shorter = smaller(compute, hidden);
+  return of_tasks(waiting + longer + SHOWN * shorter, tasks, threads); /* eq. 5 to 8 */
 }
 
 /* The widths whose tiles multiply fastest on these rows and columns, the best first; wider ones than all columns would
@@ -254,20 +277,29 @@ static int along_k(const gtco_problem* problem, int threads, int room, gtco_prod
     const double rows = (double)m / (double)cut.blocks * (double)cut.task_blocks;
     const double compute = rows * (double)n * ((double)k / of->lanes + FOLDING) / of->fma_rate;
     const double loads = rows * 4 * (double)k * each(4 * (double)m * (double)k, least(threads, tasks));
-    const double work = fmax(compute, loads) + SHOWN * fmin(compute, loads);
+    const double work = larger(compute, loads) + SHOWN * smaller(compute, loads);
     configs[count] = one;
-    seconds[count++] = (tasks > 1 ? of->launch : 0) + (double)up(tasks, threads) * (work + PER_TILE);
+    seconds[count++] = of_tasks(work + PER_TILE, tasks, threads);
   }
   return count;
 }
 
-int gtco_product_candidates(const gtco_problem* problem, int threads, int room, gtco_product_config* configs,
+/* Seconds that no candidate of these kernels is below: the multiply-adds, on all threads. */
+static double bound(const gtco_product_nest* nest, int32_t feed, int64_t rows, int64_t n, int64_t depth, int threads) {
+  const int64_t blocks = up(rows, nest->rows), height = quotient(rows, blocks);
+  const double rate = larger(nest->rate[height - 1], nest->rate[up(rows, blocks) - 1]);
+  const double vectors = (double)(up(n, (int64_t)nest->vectors * gtco_the_machine.lanes) * nest->vectors);
+  return (feed == GTCO_FILTERED ? GTCO_POSITIONS : 1) * (double)rows * vectors * (double)depth / rate / threads;
+}
+
+int gtco_product_candidates(const gtco_problem* problem, int threads, int all, int room, gtco_product_config* configs,
                             double* seconds) {
   const gtco_product_machine* of = &gtco_the_machine;
   const int64_t m = problem->m, n = problem->n, k = problem->k;
   if (gtco_product_along_k(problem)) return along_k(problem, threads, room, configs, seconds);
   int kept[KEPT], count = 0;
-  for (int32_t feed = GTCO_DIRECT; feed <= GTCO_FILTERED; ++feed) {
+  double best = INFINITY;
+  for (int32_t feed = GTCO_FILTERED; feed >= GTCO_DIRECT; --feed) { /* minimal filtering is mostly the fastest */
     if (!gtco_product_feeds(problem, feed) || (feed == GTCO_PACKED && (k < 128 || m < 2))) continue;
     gtco_cut made;
     int64_t rows, depth;
@@ -275,6 +307,7 @@ int gtco_product_candidates(const gtco_problem* problem, int threads, int room, 
     const int chosen = widths(rows, n, kept);
     for (int w = 0; w < chosen; ++w) {
       const gtco_product_nest* nest = &gtco_the_nests[kept[w] + feed];
+      if (!all && bound(nest, feed, rows, n, depth, threads) >= best) continue;
       const int64_t blocks = up(rows, nest->rows), panels = up(n, (int64_t)nest->vectors * of->lanes);
       for (int halves = 0; halves < (feed == GTCO_FILTERED ? 1 : 3); ++halves) {
         const int64_t kc = halves == 0 ? depth : up(up(depth, up(depth, halves == 1 ? 1024 : 384)), 16) * 16;
@@ -305,6 +338,7 @@ int gtco_product_candidates(const gtco_problem* problem, int threads, int room, 
             if (count < room) {
               configs[count] = one;
               seconds[count] = price(problem, nest, &cut, tasks, threads);
+              best = smaller(best, seconds[count]);
             }
             ++count;
           }

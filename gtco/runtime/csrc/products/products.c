@@ -145,14 +145,14 @@ EXPORT int gtco_products_pack(const float* b, int64_t n, int64_t k, float* packe
 
 int gtco_problem_candidates(const gtco_products* p, const gtco_problem* problem, int room, gtco_product_config* configs,
                             double* seconds) {
-  return gtco_product_candidates(problem, p->pool.threads, room, configs, seconds);
+  return gtco_product_candidates(problem, p->pool.threads, 1, room, configs, seconds);
 }
 
 void gtco_problem_choose(const gtco_products* p, const gtco_problem* problem, gtco_product_config* config,
                          double* seconds) {
   gtco_product_config configs[ROOM];
   double prices[ROOM];
-  const int count = gtco_product_candidates(problem, p->pool.threads, ROOM, configs, prices);
+  const int count = gtco_product_candidates(problem, p->pool.threads, 0, ROOM, configs, prices);
   int best = 0;
   for (int i = 1; i < count; ++i)
     if (prices[i] < prices[best]) best = i;

@@ -10,7 +10,7 @@
 /* The numbers of a product's loops, in the order of gtco/tensor/nest/open.py: Cut; where its rows are windows of images,
  * those of open_images.py: Window; and where they are tiles, those of open_filtering.py: TILES. */
 typedef struct {
-  int64_t n, k, kc, height, taller, blocks, task_blocks, panels, task_panels, chunks_n, held, lda;
+  int64_t n, k, kc, height, taller, blocks, task_blocks, panels, task_panels, chunks_n, held, lda, ahead;
   int64_t image_h, image_w, channels, kernel_w, stride, padding, out_h, out_w;
   int64_t size, tiles_h, tiles_w, plane_a, plane_c;
 } gtco_cut;
@@ -40,7 +40,8 @@ typedef struct {
 typedef struct {
   int32_t lanes, nests, features;
   double l1, l2, l3;                     /* bytes; l2 and inner are of one core */
-  double l2_rate, l3_rate, memory_rate;  /* bytes a second; the last of all cores together */
+  double l2_rate, l3_rate;               /* bytes a second */
+  double read_rate, memory_rate;         /* of memory and all cores together: only read, and read and written */
   double handed_rate;                    /* of what other cores wrote */
   double fma_rate, store_rate, launch;   /* vectors a second; seconds */
 } gtco_product_machine;
@@ -57,9 +58,9 @@ void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end);
 /* 1 if the vectors of a product lie along k (gtco/tensor/nest/open.py: along_k). Those of windows never do. */
 int gtco_product_along_k(const gtco_problem* problem);
 
-/* choose.c: the candidates of a product, at most `room` of them, each with its price. The sizes are positive.
- * Returns how many there are. */
-int gtco_product_candidates(const gtco_problem* problem, int threads, int room, gtco_product_config* configs,
+/* choose.c: the candidates of a product, at most `room` of them, each with its price; all, or those of which one may
+ * have the least price. The sizes are positive. Returns how many there are. */
+int gtco_product_candidates(const gtco_problem* problem, int threads, int all, int room, gtco_product_config* configs,
                             double* seconds);
 /* 1 if minimal filtering computes this convolution: windows of 3 x 3 or 5 x 5 and stride 1. */
 int gtco_filters(const gtco_convolution* c);
