@@ -61,7 +61,8 @@ def picked(
     def times(number: int, least: float) -> list[float]:
         opened.set(*problem, found[number][0])
         next(turn)()
-        end, each = CLOCK() + least, []
+        end = CLOCK() + least
+        each: list[float] = []
         while not each or CLOCK() < end:
             each.append(_timed(next(turn)))
         return each

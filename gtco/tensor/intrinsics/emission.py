@@ -111,6 +111,7 @@ def fma_tile(
     passes: int = 1,
     runs: Expr = 1,
     block: int | None = None,
+    rolled: bool = False,
 ) -> None:
     """C[rows, columns] = A[rows, depth] x B[depth, columns], plus C itself if ``load`` is given.
 
@@ -123,7 +124,9 @@ def fma_tile(
       may divide their arguments by ``depth``;
     - ``block``: so many iterations are a loop inside of another. LLVM's register allocator takes a
       deeper loop for more used; it would put the sums of a shallower one into memory, to keep the
-      constants of another loop in registers.
+      constants of another loop in registers;
+    - ``rolled``: LLVM makes no copies of an iteration. Two iterations of a large tile whose
+      ``depth`` is not known have some sums in memory.
     """
     width = tile.kind.step
     acc = em.registers(tile.covered(tile.rows) * tile.columns, tile.kind.accumulator)
@@ -143,12 +146,12 @@ def fma_tile(
             return _Step(em, tile, acc, a, b, k, em.index(run * steps + position))
 
         if together == 1:
-            with _iterations(em, steps, block) as position:
+            with _iterations(em, steps, block, rolled) as position:
                 emit(iteration(position))
         else:
             whole = em.index(steps // together * together)
             if not _none(whole):
-                with _iterations(em, em.index(steps // together), block) as position:
+                with _iterations(em, em.index(steps // together), block, rolled) as position:
                     first_of = em.index(position * together)
                     _by_element([iteration(em.index(first_of + n)) for n in range(together)])
             if not _none(rest := em.index(steps - whole)):
@@ -238,15 +241,15 @@ def _turned(first: Expr, second: Expr) -> tuple[Expr, Expr]:
 
 
 @contextmanager
-def _iterations(em: Emitter, steps: Expr, block: int | None) -> Iterator[Expr]:
+def _iterations(em: Emitter, steps: Expr, block: int | None, rolled: bool) -> Iterator[Expr]:
     """A loop over ``steps``, or two: of blocks, and of the ``block`` steps in each."""
     if block is None or (isinstance(steps, int) and steps <= block):
-        with em.loop(steps, "k") as k:
+        with em.loop(steps, "k", rolled=rolled) as k:
             yield k
         return
     with em.loop(em.index((steps + (block - 1)) // block), "block") as which:
         inside = em.let_index(tirx.min(block, steps - which * block), "steps")
-        with em.loop(inside, "k") as k:
+        with em.loop(inside, "k", rolled=rolled) as k:
             yield em.index(which * block + k)
 
 

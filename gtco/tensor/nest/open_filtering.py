@@ -32,7 +32,7 @@ from gtco.tensor.emit.filtering import TRANSFORMS, Transform
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.nest.open import FIELDS, OpenNest
 from gtco.tensor.nest.open_images import WINDOW, copy_run
-from gtco.tensor.nest.open_loops import LOAD, STORE, OpenLoops, Part, any_size
+from gtco.tensor.nest.open_loops import LOAD, STORE, OpenLoops, Part, any_size, rolled
 
 # By the window's width. Tiles of six inputs share their points.
 FILTERS: Mapping[int, Transform] = {
@@ -166,7 +166,6 @@ class _Loops(OpenLoops):
         tile = replace(row, rows=rows)
 
         def step(k: Expr) -> None:
-            self.alone(tile)
             if ahead:
                 self.prefetch_panels(b, tile.vectors, k)
 
@@ -178,6 +177,7 @@ class _Loops(OpenLoops):
             b,
             store,
             step=step,
+            rolled=rolled(tile),
         )
 
     # outputs --------------------------------------------------------------------------------------

@@ -25,12 +25,12 @@ NARROW = 2  # vectors: tiles of so few read A at the speed of memory, if there a
 AHEAD = 64  # steps of k: memory's latency, also where a step has one or two multiply-adds
 SHORT = 8  # rows: on tiles of so few, prefetches from L3 take more time than they save
 LARGE = 20  # sums of a tile: two steps of larger ones have no room in the registers
-STORE, LOAD, ALONE = "gtco_store_first", "gtco_load_first", "gtco_alone"
+STORE, LOAD = "gtco_store_first", "gtco_load_first"
 
 
 def edges(lanes: int) -> str:
     """LLVM functions that store and load the first lanes of a vector, up to all. What lies behind
-    is not touched. A third one is no instruction, and a loop in which it stands stays as it is.
+    is not touched.
     """
     vector, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
     numbers = ", ".join(f"i32 {n}" for n in range(lanes))
@@ -51,11 +51,12 @@ define internal {vector} @{LOAD}(ptr %p, i32 %count) alwaysinline {{
 {chosen}  %v = call {vector} @{load}(ptr %p, i32 4, {mask} %mask, {vector} zeroinitializer)
   ret {vector} %v
 }}
-define internal i32 @{ALONE}() alwaysinline {{
-  call void asm sideeffect "", ""()
-  ret i32 0
-}}
 """
+
+
+def rolled(tile: MicroKernel) -> bool:
+    """True if LLVM is to make no copies of a step of k."""
+    return tile.rows * tile.vectors >= LARGE
 
 
 def any_size(
@@ -211,13 +212,6 @@ class OpenLoops:
         far = self.of["ahead"] >= (L3 if rows > SHORT else MEMORY)
         self.em.branch(tirx.And(first, far), ahead, other)
 
-    def alone(self, tile: MicroKernel) -> None:
-        """Keeps LLVM from writing out two steps of a large tile, which it would do with some sums
-        in memory.
-        """
-        if tile.rows * tile.vectors >= LARGE:
-            T.evaluate(tirx.call_extern("int32", ALONE))
-
     def prefetch_panels(self, b: Operand, vectors: int, k: Expr) -> None:
         """Asks for what a tile reads of B some steps after ``k``."""
         assert b.vector is not None, "panels lie apart"
@@ -297,9 +291,10 @@ class _Loops(OpenLoops):
         first = em.let(at.panel * row.vectors * of["k"] + at.k0, "b_step")
         apart = of["k"] * lanes  # the panels of B
         b = Operand(self.b.buffer, first * lanes, lanes, vector=apart)
+        tile = replace(row, rows=rows)
         fma_tile(
             em,
-            replace(row, rows=rows),
+            tile,
             at.depth,
             self.rows_of_a(at),
             b,
@@ -307,6 +302,7 @@ class _Loops(OpenLoops):
             load=load,
             first=at.k0 == 0,
             step=self.prefetches(rows, at, b, ahead, follows),
+            rolled=rolled(tile),
         )
 
         # Masked stores take longer, so only the last columns have them.
@@ -342,12 +338,10 @@ class _Loops(OpenLoops):
         em, of = self.em, self.of
         after = em.let((at.start + rows) * of["k"] + at.k0, "next_rows") if follows else 0
 
-        tile = replace(self.row, rows=rows)
 
         def step(k: Expr) -> None:
-            self.alone(tile)
             if ahead:
-                self.prefetch_panels(b, tile.vectors, k)
+                self.prefetch_panels(b, self.row.vectors, k)
             if follows:
                 em.prefetch_value(self.a.buffer[after + k * rows])
 
