@@ -17,7 +17,7 @@ from gtco.runtime.plan import ALIGNMENT, DTYPES, Batch, Cover, Step, TensorSpec,
 from gtco.support.errors import BuildError, ShapeError
 from gtco.support.sizes import Range
 
-MAX_STEPS, MAX_TASKS = 0xFFFD, 2**31 - 1  # what fits in the pool's word, csrc/thread_pool.c
+MAX_STEPS, MAX_TASKS = 0xFFFFD, 2**31 - 1  # what fits in the pool's word, csrc/thread_pool.c
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from gtco.support.errors import OptionError
 
-MOST_VARIANTS = 1024  # in one library
+MOST_VARIANTS = 4096  # in one library
 MOST_SIZE = 1 << 20  # of a dimension with a range
 MOST_WEIGHTED = 4  # sizes of a range that get a plan of their own
 _PLACE = re.compile(r".+\.\d+")  # an input and an axis

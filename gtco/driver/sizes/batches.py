@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 from gtco.driver.assembly import specs
 from gtco.driver.compilation import Compilation
 from gtco.driver.sizes.forms import Forms
-from gtco.driver.sizes.many import FEW
 from gtco.graph.batch import batched
 from gtco.graph.samples import narrow
 from gtco.machine.target import Machine, Target
-from gtco.runtime.artifact import MAX_STEPS
 from gtco.runtime.plan import Batch
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 PARTS = (16, 4, 1)  # about so many samples each; tried in this order while it gets faster
 GAIN = 1.02  # at least, of the whole's predicted time over that of its parts
-MOST_CALLS = MAX_STEPS // FEW  # of kernels, in all parts of a batch
+MOST_CALLS = 16384  # of kernels, in all parts of a batch
 
 
 def samples_of(graph: Graph, machine: Machine) -> Samples | None:

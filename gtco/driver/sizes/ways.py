@@ -41,7 +41,7 @@ def ways(dims: Mapping[str, Any]) -> list[Dims]:
     allowed = [way for way in every if way is not None]
     fitting = [way for way in allowed if len(choices(way)) <= _most(way)]
     if not fitting:
-        nearest = min(allowed, key=lambda way: len(choices(way)) / _most(way))
+        nearest = min(allowed, key=lambda way: len(choices(way)))
         raise OptionError(f"dims: {_too_many(nearest)}")
     return fitting
 

@@ -20,8 +20,9 @@
 #include "cpu/mode.h"
 #include "restart.h"
 
-#define STEP_IDLE 0xffffu   /* no run under way */
-#define STEP_SERIAL 0xfffeu /* a run is under way, nothing to take yet */
+#define STEP_BITS 20
+#define STEP_IDLE 0xfffffu   /* no run under way */
+#define STEP_SERIAL 0xffffeu /* a run is under way, nothing to take yet */
 #define WAKE_WORKERS 1u
 #define WAKE_CALLER 2u
 #define POLLS_BETWEEN_CLOCKS 32
@@ -52,10 +53,10 @@ typedef struct {
   int64_t finished; /* tasks of the step that are done and not reported */
 } range;
 
-static inline uint32_t step_of(uint64_t word) { return (uint32_t)(word >> 32) & 0xffffu; }
-static inline uint32_t generation_of(uint64_t word) { return (uint32_t)(word >> 48); }
+static inline uint32_t step_of(uint64_t word) { return (uint32_t)(word >> 32) & STEP_IDLE; }
+static inline uint32_t generation_of(uint64_t word) { return (uint32_t)(word >> (32 + STEP_BITS)); }
 static inline uint64_t make_word(uint32_t generation, uint32_t step) {
-  return (uint64_t)(generation & 0xffffu) << 48 | (uint64_t)step << 32;
+  return (uint64_t)generation << (32 + STEP_BITS) | (uint64_t)step << 32;
 }
 
 static int64_t read_ns(clockid_t clock) {

@@ -27,7 +27,7 @@ typedef struct gtco_pool {
   int can_restart;
   int started;           /* workers that exist in this process */
 
-  /* (generation : 16, step : 16, next task : 32). This one word holds all the work that is left, so a thread needs no
+  /* (generation : 12, step : 20, next task : 32). This one word holds all the work that is left, so a thread needs no
    * memory of its own: it may come late, or miss whole runs, and can still only take a task that is free. */
   _Alignas(64) _Atomic uint64_t word;
   _Alignas(64) _Atomic int64_t done; /* tasks of the current step that are finished */

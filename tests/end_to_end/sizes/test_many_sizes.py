@@ -274,9 +274,10 @@ def test_which_sizes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_many_steps_are_said_before_the_work() -> None:
-    check_steps([300, 310, 305], 200)
-    with pytest.raises(OptionError, match=r"256 sizes, .* 300 steps .* 65,533 .* give 218 sizes"):
-        check_steps([300, 310, 305], 256)
+    check_steps([300, 310, 305], 3000)
+    said = r"4096 sizes, .* 300 steps .* 1,048,573 .* give 3495 sizes"
+    with pytest.raises(OptionError, match=said):
+        check_steps([300, 310, 305], 4096)
 
 
 def test_which_sizes_are_compared() -> None:
