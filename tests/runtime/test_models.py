@@ -140,15 +140,15 @@ void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
 """
 
 
-def some_tasks(source: str, folder: Path, tasks: int = 8) -> Path:
-    """The library of a model with one step, ``slow``, which has so many tasks of one element
-    each.
+def some_tasks(source: str, folder: Path, tasks: int = 8, steps: int = 1) -> Path:
+    """The library of a model with one step, ``slow``, or so many of it, which has so many tasks of
+    one element each.
     """
     artifact = small_artifact(
         compile_kernels(source, folder),
         inputs=(TensorSpec("x", "float32", (tasks,)),),
         outputs=(TensorSpec("y", "float32", (tasks,)),),
-        steps=(Step("slow", (BufferRef("input", 0), BufferRef("output", 0)), tasks),),
+        steps=(Step("slow", (BufferRef("input", 0), BufferRef("output", 0)), tasks),) * steps,
         weights=(),
         arena_bytes=0,
     )

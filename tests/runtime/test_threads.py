@@ -138,6 +138,24 @@ def test_every_task_runs_once(tasks: int, tmp_path: Path) -> None:
             np.testing.assert_array_equal(model(x), np.full(tasks, run, np.float32))
 
 
+STEPS = """
+#include <stdint.h>
+static float done[2];
+void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) ((float*)y)[t] = ++done[t];
+}
+"""
+
+
+def test_every_step_of_very_many_runs_once(tmp_path: Path) -> None:
+    """The number of a step has more than 16 bits."""
+    steps = 70_001
+    with load(some_tasks(STEPS, tmp_path, 2, steps), 2) as model:
+        for run in range(1, 4):
+            y = model(np.zeros(2, np.float32))
+            np.testing.assert_array_equal(y, np.full(2, run * steps, np.float32))
+
+
 GATE = """
 #include <stdint.h>
 #include <unistd.h>
