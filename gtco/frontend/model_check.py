@@ -17,7 +17,7 @@ STANDARD = ("", "ai.onnx")
 # Operators of ONNX Runtime's own domain that TVM's importer reads with their meaning there.
 MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "GridSample", "Trilu")
 # TVM imports these, but the size of their outputs depends on values, which no artifact can plan.
-_DATA_DEPENDENT = {"NonZero", "Unique"}
+_DATA_DEPENDENT = {"NonMaxSuppression", "NonZero", "Unique"}
 
 
 def check_outputs(model: onnx.ModelProto) -> None:
@@ -132,6 +132,11 @@ def refuse_unsupported(model: onnx.ModelProto) -> None:
                 "ONNX Runtime save its optimized model with ORT_ENABLE_EXTENDED, not "
                 "ORT_ENABLE_ALL. "
                 f"Others: {advice[0].lower()}{advice[1:]}"
+            )
+        if sized := sorted(_DATA_DEPENDENT & set(found)):
+            advice = (
+                f"The size of what {' and '.join(sized)} gives depends on values, and gtco plans "
+                f"all sizes when it compiles. {advice}, and do the rest outside"
             )
         if of_integers := quantized.advice(found):
             advice = f"{of_integers}. Others: {advice[0].lower()}{advice[1:]}"

@@ -56,6 +56,7 @@ from gtco.support.later import Later
 from gtco.support.onnx_float32 import widen
 from gtco.support.onnx_functions import inlined
 from gtco.support.onnx_messages import check_functions, check_text
+from gtco.support.onnx_order import in_order
 from gtco.tensor.stage import TensorType
 
 
@@ -82,7 +83,7 @@ def read_onnx(source: Source) -> OnnxSource:
     known = identity(model)
     check_text(model)
     check_functions(model)
-    skeleton, weights = strip(inlined(model), path)
+    skeleton, weights = strip(in_order(inlined(model)), path)
     return OnnxSource(skeleton, weights, known, files_of(weights))
 
 

@@ -166,10 +166,13 @@ def onnx_reference(model: Path, name: str) -> Reference:
 
 
 def _inlined(source: str | bytes) -> Any:
-    """The ModelProto with its local functions written out. External data stays where it is."""
+    """The ModelProto with its local functions written out and its nodes in order. External data
+    stays where it is.
+    """
     from gtco.support.onnx_functions import inlined
+    from gtco.support.onnx_order import in_order
 
-    return inlined(_read(source))
+    return in_order(inlined(_read(source)))
 
 
 def _whole(source: str | bytes, folder: str | None) -> Any:

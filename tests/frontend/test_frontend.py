@@ -161,6 +161,20 @@ def test_outputs_of_unknown_size_are_listed_with_the_others() -> None:
         load_onnx(model(nodes))
     assert "NonZero (1): where_is_it" in str(caught.value)
     assert "Det (1): det" in str(caught.value)
+    assert "size of what NonZero gives depends on values" in str(caught.value)
+
+
+def test_boxes_that_are_picked_have_no_known_count() -> None:
+    """A detector with its NonMaxSuppression is refused before anything is lowered."""
+    nodes = [
+        helper.make_node("NonMaxSuppression", ["x", "s"], ["i"], name="pick"),
+        helper.make_node("Cast", ["i"], ["y"], to=TensorProto.FLOAT),
+    ]
+    scores = {"s": np.ones((1, 2, 5), np.float32)}
+    with pytest.raises(UnsupportedError) as caught:
+        load_onnx(model(nodes, (1, 5, 4), scores))
+    assert "NonMaxSuppression (1): pick" in str(caught.value)
+    assert "size of what NonMaxSuppression gives depends on values" in str(caught.value)
 
 
 def test_importer_errors_name_the_node() -> None:

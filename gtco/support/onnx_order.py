@@ -1,0 +1,81 @@
+"""Puts the nodes of an ONNX model in order.
+
+ONNX demands that a node stands behind those whose results it reads. ONNX Runtime does without, and
+tools that convert a model to float16 (``onnxruntime.transformers.float16``, as Ultralytics exports
+with ``half=True``) append the casts of its inputs at the end.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import onnx
+
+from gtco.support.onnx_messages import subgraphs
+
+
+def in_order(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with each node behind those whose results it reads, in nested graphs too; otherwise
+    the nodes keep their order. ``model`` itself if it is in order already, and it is left as it is
+    if not. Nodes of a cycle stay where they are, for ONNX's checker to refuse.
+    """
+    if _is_ordered(model.graph):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _sort(copy.graph)
+    return copy
+
+
+def _inner(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    return [g for node in graph.node for a in node.attribute for g in subgraphs(a)]
+
+
+def _reads(node: onnx.NodeProto) -> set[str]:
+    """The tensors that the node reads, those that its nested graphs take from outside included.
+    Names are unique through all of a model's graphs, so a name that is made inside is none of the
+    outer graph.
+    """
+    names = set(node.input)
+    for attribute in node.attribute:
+        for graph in subgraphs(attribute):
+            names |= {value.name for value in graph.output}
+            for inner in graph.node:
+                names |= _reads(inner)
+    return names
+
+
+def _before(graph: onnx.GraphProto) -> list[set[int]]:
+    """The positions of the nodes whose results each node reads."""
+    makers = {name: k for k, node in enumerate(graph.node) for name in node.output if name}
+    return [{makers[name] for name in _reads(node) if name in makers} for node in graph.node]
+
+
+def _is_ordered(graph: onnx.GraphProto) -> bool:
+    behind = all(k > max(first, default=-1) for k, first in enumerate(_before(graph)))
+    return behind and all(map(_is_ordered, _inner(graph)))
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Sorts the graph in place. Of the nodes that may come next, the first in the file does."""
+    for inner in _inner(graph):
+        _sort(inner)
+    before = _before(graph)
+    readers: list[list[int]] = [[] for _ in before]
+    for k, first in enumerate(before):
+        for maker in first:
+            readers[maker].append(k)
+    missing = [len(first) for first in before]
+    ready = [k for k, count in enumerate(missing) if count == 0]
+    order: list[int] = []
+    while ready:
+        k = heapq.heappop(ready)
+        order.append(k)
+        for reader in readers[k]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heapq.heappush(ready, reader)
+    if len(order) == len(before):
+        nodes = [graph.node[k] for k in order]
+        del graph.node[:]
+        graph.node.extend(nodes)
