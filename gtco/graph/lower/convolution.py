@@ -251,6 +251,87 @@ def _conv_transpose1d(lowering: Lowering, call: relax.Call) -> Any:
     return lowering.reshape(y, made.shape)
 
 
+def _conv_transpose3d(lowering: Lowering, call: relax.Call) -> Any:
+    """Transposed convolutions of two axes, one for all planes of the filter or one for each.
+
+    ::
+
+        before: y = conv3d_transpose(x, w)           # w [i, o, kd, kh, kw], a stride s along d
+        after:  y = conv2d_transpose(x[n * d, c, h, w], w[i, kd * o, kh, kw])     # s = kd
+        after:  y[q * s + r] = sum over t of conv2d_transpose(x[planes q - t // s], w[:, :, t])
+                with the planes t of the filter that have t % s = r
+    """
+    a = call.attrs
+    if a.data_layout != "NCDHW" or a.kernel_layout != "IODHW" or a.out_layout not in ("", "NCDHW"):
+        return None
+    x, weight = lowering.value(call.args[0]), lowering.value(call.args[1])
+    pads, dilation = integers(a.padding), integers(a.dilation)
+    step, extent = integers(a.strides)[0], int(lowering.type(weight).shape[2])
+    places = [t * dilation[0] for t in range(extent)]
+    if len({place % step for place in places}) < step:
+        return None  # some planes of the output would be read by no plane of the filter
+    made = result_type(call)
+    o, depth = int(made.shape[1]), int(made.shape[2])
+    n, c, planes, h, w = (int(d) for d in lowering.type(x).shape)
+    i, per_group, _, *window = (int(d) for d in lowering.type(weight).shape)
+
+    def flat(x: str, weight: str) -> str:
+        """Images [m, c, h, w] by [i, k, kh, kw]."""
+        images, filters = int(lowering.type(x).shape[0]), int(lowering.type(weight).shape[1])
+        return _transposed(
+            lowering,
+            x,
+            weight,
+            TensorType((images, filters * integer(a.groups), *made.shape[3:]), made.dtype),
+            strides=integers(a.strides)[1:],
+            padding=(*pads[1:3], *pads[4:]),
+            dilation=dilation[1:],
+            output_padding=integers(a.output_padding)[1:],
+            groups=integer(a.groups),
+        )
+
+    def cut(x: str, shape: Sequence[int], begin: Sequence[int]) -> str:
+        known = lowering.type(x)
+        if known.shape == tuple(shape):
+            return x
+        cut_to = TensorType(tuple(shape), known.dtype)
+        return lowering.emit(
+            "slice", (x,), cut_to, begin=tuple(begin), strides=(1,) * len(cut_to.shape)
+        )
+
+    data = lowering.permute(x, (0, 2, 1, 3, 4))  # [n, planes, c, h, w]
+    alone = step == extent and dilation[0] == 1 and pads[0] + depth <= planes * step
+    if alone and integer(a.groups) == 1:
+        filters = lowering.permute(weight, (0, 2, 1, 3, 4))
+        filters = lowering.reshape(filters, (i, extent * per_group, *window))
+        y = flat(lowering.reshape(data, (n * planes, c, h, w)), filters)
+        count = planes
+    else:
+        count = -(-(pads[0] + depth) // step)  # planes of the output, by steps
+        phases = []
+        for phase in range(step):
+            total = ""
+            for t in [t for t in range(extent) if places[t] % step == phase]:
+                shift = places[t] // step
+                behind = max(count - planes - shift, 0)
+                moved = data
+                if shift or behind:
+                    before, after = (0, shift, 0, 0, 0), (0, behind, 0, 0, 0)
+                    moved = lowering.emit("pad", (data,), before=before, after=after, value=0.0)
+                moved = cut(moved, (n, count, c, h, w), (0,) * 5)
+                plane = cut(weight, (i, per_group, 1, *window), (0, 0, t, 0, 0))
+                y = flat(
+                    lowering.reshape(moved, (n * count, c, h, w)),
+                    lowering.reshape(plane, (i, per_group, *window)),
+                )
+                total = lowering.emit("add", (total, y)) if total else y
+            phases.append(lowering.reshape(total, (n, count, 1, o, *made.shape[3:])))
+        y = lowering.concat(phases, 2) if step > 1 else phases[0]
+    y = lowering.reshape(y, (n, count * step, o, *made.shape[3:]))
+    y = cut(y, (n, depth, o, *(int(d) for d in made.shape[3:])), (0, pads[0], 0, 0, 0))
+    return lowering.permute(y, (0, 2, 1, 3, 4))
+
+
 def _transposed(
     lowering: Lowering,
     x: str,
@@ -267,7 +348,7 @@ def _transposed(
     strides and is cut to the wanted size.
     """
     missing = [-int(size) % s for size, s in zip(made.shape[2:], strides, strict=True)]
-    if made.dtype != "float32" or lowering.array(weight) is None:
+    if made.dtype != "float32" or lowering.computed(weight):
         missing = [0, 0]  # the fallback computes these; it allows less output_padding
     for axis, spread in zip((2, 3), dilation, strict=True):
         weight = _dilated(lowering, weight, axis, spread)
@@ -307,4 +388,5 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     "nn.conv3d": _conv3d,
     "nn.conv1d_transpose": _conv_transpose1d,
     "nn.conv2d_transpose": _conv_transpose2d,
+    "nn.conv3d_transpose": _conv_transpose3d,
 }

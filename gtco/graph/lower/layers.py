@@ -66,6 +66,50 @@ def _pool1d(kind: str) -> Rule:
     return rule
 
 
+def _pool3d(kind: str) -> Rule:
+    """Pooling of three axes: of the images, and then along the depth. A mean is one of means, since
+    a window at a border has as many elements as the product of those along each axis.
+
+    ::
+
+        before: y = avg_pool3d(x)                                      # x [n, c, d, h, w]
+        after:  y = avg_pool2d(avg_pool2d(x[n, c * d, h, w]) as [n, c, d, h' * w'])
+    """
+
+    def rule(lowering: Lowering, call: relax.Call) -> Any:
+        a = call.attrs
+        if a.layout != "NCDHW" or a.out_layout not in ("", "NCDHW"):
+            return None
+        attrs = _windows(kind, a)
+        if attrs is None:
+            return None
+        pads, made, x = integers(a.padding), _type(call), lowering.value(call.args[0])
+        n, c, d, h, w = (int(size) for size in lowering.type(x).shape)
+        depth, *image = (int(size) for size in made.shape[2:])
+        tuples = [name for name in attrs if name != "count_include_pad"]
+        of_images = attrs | {name: attrs[name][1:] for name in tuples}
+        of_depth = attrs | {name: (attrs[name][0], 1) for name in tuples}
+        y = lowering.emit(
+            kind,
+            (lowering.reshape(x, (n, c * d, h, w)),),
+            TensorType((n, c * d, *image), made.dtype),
+            padding=(*pads[1:3], *pads[4:]),
+            layout="NCHW",
+            **of_images,
+        )
+        y = lowering.emit(
+            kind,
+            (lowering.reshape(y, (n, c, d, image[0] * image[1])),),
+            TensorType((n, c, depth, image[0] * image[1]), made.dtype),
+            padding=(pads[0], 0, pads[3], 0),
+            layout="NCHW",
+            **of_depth,
+        )
+        return lowering.reshape(y, made.shape)
+
+    return rule
+
+
 def _adaptive_avg_pool2d(lowering: Lowering, call: relax.Call) -> Any:
     a = call.attrs
     x = lowering.value(call.args[0])
@@ -329,6 +373,8 @@ LAYER_RULES: dict[str, Rule] = {
     **CONVOLUTION_RULES,
     "nn.max_pool1d": _pool1d("max_pool2d"),
     "nn.avg_pool1d": _pool1d("avg_pool2d"),
+    "nn.max_pool3d": _pool3d("max_pool2d"),
+    "nn.avg_pool3d": _pool3d("avg_pool2d"),
     "nn.max_pool2d": _pool("max_pool2d"),
     "nn.avg_pool2d": _pool("avg_pool2d"),
     "nn.adaptive_avg_pool2d": _adaptive_avg_pool2d,

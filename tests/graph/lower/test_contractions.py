@@ -125,6 +125,33 @@ CONVOLUTIONS = [
         (4, 3, 3, 3),
         dict(strides=[2, 3], pads=[1, 0, 2, 1], output_padding=[1, 2]),
     ),
+    ("ConvTranspose", (2, 4, 3, 4, 5), (4, 3, 2, 2, 2), dict(strides=[2, 2, 2])),
+    ("ConvTranspose", (2, 4, 3, 4, 5), (4, 3, 2, 2, 2), dict(strides=[2, 2, 2], group=2)),
+    (
+        "ConvTranspose",
+        (2, 4, 3, 4, 2),
+        (4, 3, 3, 3, 3),
+        dict(strides=[2, 2, 2], pads=[1] * 6, output_padding=[1, 1, 1]),
+    ),
+    (
+        "ConvTranspose",
+        (1, 4, 3, 4, 2),
+        (4, 3, 2, 2, 3),
+        dict(strides=[2, 1, 2], pads=[0, 1, 0, 0, 0, 1], output_padding=[1, 0, 1], group=2),
+    ),
+    (
+        "ConvTranspose",
+        (1, 4, 3, 4, 2),
+        (4, 3, 4, 3, 2),
+        dict(strides=[3, 1, 2], pads=[4] + [0] * 5),
+    ),
+    ("ConvTranspose", (1, 4, 3, 4, 2), (4, 3, 3, 2, 1), dict(dilations=[2, 2, 1])),
+    (
+        "ConvTranspose",
+        (1, 4, 1, 4, 2),
+        (4, 3, 3, 2, 1),
+        dict(strides=[3, 1, 1], dilations=[2, 1, 1]),
+    ),
 ]
 
 
