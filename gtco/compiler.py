@@ -257,16 +257,16 @@ def candidates_to_file(
     backend.effort(chosen.tune)
     backend.check(chosen)
     compiler_for(backend.isa)
-    check_source(run.model)
-    check_bundle(path, run.model)
+    check_source(run.source.model)
+    check_bundle(path, run.source.model)
     with staging(run.output) as folder, Workers(chosen.workers or backend.builders) as workers:
-        run.partition(machine, None)
+        fused = run.partition(machine, None)
         with run.phase("generate") as say:
             artifact: Artifact | GpuArtifact
             if isinstance(machine, GpuTarget):
-                artifact = candidates.bundle(run, per_stage, workers)
+                artifact = candidates.bundle(run, fused, per_stage, workers)
             else:
-                artifact = cpu_candidates.bundle(run, per_stage, workers)
+                artifact = cpu_candidates.bundle(run, fused, per_stage, workers)
             made = artifact.metadata["candidates"]
             say(f"{made['kernels']} candidates of {made['stages']} stages")
         publish_alone(folder, artifact, run.output)
@@ -291,8 +291,8 @@ def stages_of(
     run = Compilation(model, Path("model.so"), example_inputs, chosen, progress or silent)
     machine = target(chosen.target)
     backend_of(machine).check(chosen)
-    run.partition(machine, None)
-    return run.policy, list(run.found.stages)
+    fused = run.partition(machine, None)
+    return fused.policy, list(fused.partition.stages)
 
 
 def space_sizes(

@@ -78,11 +78,11 @@ def collect(workload: Workload, wanted: Collection[str]) -> Collected:
         )
         run = _Watched(module, Path("model.so"), inputs, options, lambda *_: None)
         run.wanted = wanted
-        run.partition(target(options.target), None)
+        found = run.partition(target(options.target), None).partition
     except (GtcoError, RuntimeError, ValueError, MemoryError) as error:  # also torch's own
         return Collected(workload, failed=f"{type(error).__name__}: {error}"[:500])
-    stages = {s.key: s.canonical for s in run.found.stages}
-    counts = Counter(s.key for s in run.found.stages)
+    stages = {s.key: s.canonical for s in found.stages}
+    counts = Counter(s.key for s in found.stages)
     others = sorted(set(run.seen) - set(stages))
     kept = {*others[:CONSIDERED], *(key for key in others if key in wanted)}
     return Collected(

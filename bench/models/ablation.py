@@ -16,7 +16,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rich.table import Table
@@ -24,11 +24,11 @@ from rich.table import Table
 from gtco import compiler
 from gtco.cli.arguments import positive
 from gtco.driver import library as driver_library
-from gtco.driver.compilation import Compilation
+from gtco.driver.compilation import Among, Compilation
+from gtco.driver.phases import Fused, Simplified, Whole
 from gtco.graph.fusion.greedy import fuse_greedy
-from gtco.graph.fusion.stages import Partition, fuse
+from gtco.graph.fusion.stages import fuse
 from gtco.graph.fusion.take_apart import kinds_of_attention, taken_apart
-from gtco.graph.graph import Graph
 from gtco.machine.target import Machine
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.policy import Policy
@@ -49,27 +49,29 @@ P = TypeVar("P", bound=AnalyticPolicy)
 class Alone(Compilation):
     """Makes every operator a stage of its own."""
 
-    def fuse(self, graph: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
+    def fuse(self, whole: Whole, among: Among | None = None) -> Fused:
+        policy = whole.policy
+
         def cost(stage: Stage) -> float:
             return policy.predict(stage) if len(stage.operators) == 1 else math.inf
 
-        return fuse(graph, cost, policy.floor, policy.possible)
+        return Fused(whole, *fuse(whole.graph, cost, policy.floor, policy.possible))
 
 
 class Greedy(Compilation):
     """Fusion by the rules of TVM and Ansor, which look at no cost."""
 
-    def fuse(self, graph: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
-        return graph, fuse_greedy(graph, policy.predict)
+    def fuse(self, whole: Whole, among: Among | None = None) -> Fused:
+        return Fused(whole, whole.graph, fuse_greedy(whole.graph, whole.policy.predict))
 
 
 class InParts(Compilation):
     """Attention as two products and a softmax, without the sketch that fuses them."""
 
-    def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
-        whole = super().rounded(graph, policy)
-        every = [name for _, names in kinds_of_attention(whole) for name in names]
-        return taken_apart(whole, every).check()
+    def rounded(self, simple: Simplified, policy: RecordedPolicy) -> Whole:
+        whole = super().rounded(simple, policy)
+        every = [name for _, names in kinds_of_attention(whole.graph) for name in names]
+        return replace(whole, graph=taken_apart(whole.graph, every).check())
 
 
 class _Without(AnalyticPolicy):

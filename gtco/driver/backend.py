@@ -71,7 +71,7 @@ class Backend(ABC):
         """How the model is launched; None where there is one way only."""
         return None
 
-    def precision_notes(self, options: CompileOptions) -> list[str]:
+    def precision_notes(self, precision: str) -> list[str]:
         """Notes about a number format that the machine has but does not multiply fast."""
         return []
 
@@ -260,15 +260,15 @@ class GpuBackend(Backend):
 
         return launching(generated, graph, self.machine, options, workers)
 
-    def precision_notes(self, options: CompileOptions) -> list[str]:
-        if options.precision == "fp32":
+    def precision_notes(self, precision: str) -> list[str]:
+        if precision == "fp32":
             return []
         images = self.machine.images
-        without = lacking(f"mma:{GPU_PRECISIONS[options.precision]}", images)
+        without = lacking(f"mma:{GPU_PRECISIONS[precision]}", images)
         if not without:
             return []
         others = [image for image in images if image not in without]
-        asked, old = options.precision, " and ".join(without)
+        asked, old = precision, " and ".join(without)
         same = f" on {' and '.join(others)} too, which have the same programs" if others else ""
         leave = f", and so does {asked} where {old} is left out" if others else ""
         return [

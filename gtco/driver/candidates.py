@@ -28,6 +28,7 @@ from gtco.codegen.workers import Workers
 from gtco.driver.assembly import images_of, step_of
 from gtco.driver.compilation import Compilation
 from gtco.driver.metadata import describe, versions
+from gtco.driver.phases import Fused
 from gtco.driver.places import counter_bytes
 from gtco.machine.gpu import GpuTarget
 from gtco.runtime.gpu.plan import GpuArtifact, GpuStep
@@ -105,18 +106,18 @@ def comparable(stages: Iterable[Built], count: Callable[[Built], int]) -> list[B
     return found
 
 
-def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
+def bundle(run: Compilation, fused: Fused, per_stage: int, workers: Workers) -> GpuArtifact:
     """The ``per_stage`` most promising configs of each heavy stage of a model that was cut into
     stages, the policy's pick first. They are one artifact without inputs and outputs. Raises
     :class:`BuildError` if no stage has two configs that can be built.
     """
-    target = run.policy.target
+    target = fused.policy.target
     assert isinstance(target, GpuTarget)
-    stages = heavy(run.found.stages, run.policy)
-    found = built(stages, run.policy, target, per_stage, workers, run.report.notes)
+    stages = heavy(fused.partition.stages, fused.policy)
+    found = built(stages, fused.policy, target, per_stage, workers, run.report.notes)
     groups = comparable(found, len)
     every = [candidate for rivals in groups for candidate in rivals]
-    room = _room(every, sum(array.nbytes for array in run.graph.constants.values()), target)
+    room = _room(every, sum(array.nbytes for array in fused.graph.constants.values()), target)
     rng = np.random.default_rng(0)
     checks = _Checks(room, rng)
     compared = checks.of(groups, run.report.notes)
@@ -133,7 +134,7 @@ def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
         weights=[(0, normals), (normals.nbytes, zeros), *checks.constants],
         metadata={
             **versions(target),
-            "precision": run.options.precision,
+            "precision": fused.whole.facts.precision,
             "notes": list(run.report.notes),
             "candidates": {
                 "stages": len(groups),

@@ -1,41 +1,36 @@
-"""Takes one model through the steps, from its source to its library."""
+"""The steps from one model at one size to its kernels; :mod:`gtco.driver.finishing` makes a library
+of these.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
-from gtco.driver.assembly import assemble, in_parts
-from gtco.driver.backend import Backend, backend_of
+from gtco.driver.backend import backend_of
 from gtco.driver.checks import check_dump, check_sizes
 from gtco.driver.compiled import CompileReport
+from gtco.driver.phases import Built, CutModel, Facts, Fused, Lowered, Simplified, Whole
 from gtco.driver.reading import Source
 from gtco.driver.sizes.shared import Shared
-from gtco.driver.verifying import model_compared, opened_library, stages_compared
 from gtco.machine.target import Machine, Target
-from gtco.runtime.artifact import Artifact
-from gtco.runtime.gpu.plan import GpuArtifact, GpuStep
-from gtco.runtime.plan import Batch, Step
 from gtco.runtime.publish import write_error
-from gtco.runtime.writing.linking import build_artifact
 from gtco.search.records.records import Record, Records
 from gtco.support.errors import REPORT, InternalError, guarded
 from gtco.support.options import GPU_PRECISIONS, CompileOptions
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
-    from gtco.driver.launching import Launching
+    import numpy as np
+
     from gtco.frontend.imported import ImportedModel
-    from gtco.graph.fusion.dpof import Cost
-    from gtco.graph.fusion.stages import Partition
-    from gtco.graph.graph import Graph
     from gtco.search.calibration.profile import MachineTable
     from gtco.search.calibration.rates import RateTable
     from gtco.search.policy import Policy
@@ -50,12 +45,26 @@ def silent(phase: str, seconds: float | None, detail: object) -> None:
     """A progress callback that shows nothing."""
 
 
-class Compilation:
-    """One model at one size: its options, and the results of the phases so far.
+@dataclass(frozen=True)
+class Among:
+    """One of many sizes. ``scale``: how large it is, beside the others. ``rewrites``: false for one
+    that goes through the rewrites alone that changed others.
+    """
 
-    The phases are :meth:`lower` (read), :meth:`partition` (simplify, fuse), :meth:`build`
-    (generate) and :meth:`finish` (link, verify), in this order. ``shared`` is what it has in common
-    with the other variants of its library.
+    scale: float
+    rewrites: bool
+
+
+class Compilation:
+    """The compile of one model at one size: what all of its phases need, and the steps.
+
+    Each step takes what the phase before gave (:mod:`gtco.driver.phases`) and gives the next one:
+    :meth:`lower` (read), :meth:`simplify`, :meth:`cut` (fuse) and :meth:`build` (generate). A
+    compilation keeps none of it.
+
+    - ``shared``: what it has in common with the other variants of its library;
+    - ``report``: what was done so far;
+    - ``accidents``: true if something failed that another compile may do better.
     """
 
     def __init__(
@@ -70,140 +79,87 @@ class Compilation:
         self.source, self.output = Source(model, example_inputs, shared), output
         self.options, self.progress, self.shared = options, progress, shared
         self.report = CompileReport()
-        self.accidents = False  # True if something failed that another compile may do better
-        # records that come with gtco; none where nothing is measured
-        self.shipped: Sequence[Record] = ()
-        # read
-        self.backend: Backend  # of the machine
-        self.lowered: Graph | None = None  # before any rewrite; None again once it is simplified
-        self.identity = ""  # of an ONNX file
-        self.operators: Mapping[str, str] = {}  # of the model's file, by the names of their nodes
-        self.float16 = False  # True for a float16 file on a CPU
-        # simplify, fuse
-        self._table: MachineTable | None = None  # of this machine's rates
-        self.policy: RecordedPolicy
-        self.plain: Graph | None = None  # in float32, for verify_layers
-        self.whole: Graph  # canonical, in the precision that was asked for
-        self.graph: Graph  # the same, with some movement copied into its readers
-        self.found: Partition  # of the graph into stages
-        self.searched = False  # False if the stages are those of another size
-        # generate
-        self.generated: Generated
-        self.first: tuple[Graph, Partition, Generated]  # before anything is measured
-        self.launching: Launching | None = None  # of a model for GPUs
-        # one of many sizes, or of the parts of a batch
-        self.scale: float | None = None  # how large it is, beside the other sizes
-        self.rewrites = True  # False: only the rewrites that changed other sizes
-        self.batch: Batch | None = None  # whose part it is
-
-    def lower(self, machine: Machine) -> Graph:
-        """The step from the model to its graph, before any rewrite."""
-        from gtco.graph.lower.walk import lower
-
-        if self.lowered is None:
-            self.backend = backend_of(machine)
-            with self.phase("read") as say:
-                imported = self.read()
-                self.lowered = lower(imported)
-                say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
-            self.float16, self.operators = imported.float16, imported.operators
-            if imported.bfloat16 and self.options.precision == "fp32":
-                # operands of products are of bfloat16 in the file
-                self.options = replace(self.options, precision="bf16")
-        return self.lowered
+        self.accidents = False
+        self._table: MachineTable | None = None  # of this machine's rates, once it is asked for
 
     def like(self, label: str) -> Compilation:
         """A compilation of the same model, with nothing done yet. ``label``: the folder of what it
         dumps.
         """
         run = type(self)(None, self.output, None, self.options, self.progress, self.shared)
-        run.source, run.shipped, run._table = self.source, self.shipped, self._table
+        run.source = self.source
         if self.options.dump is not None:
             run.options = replace(self.options, dump=self.options.dump / label)
             check_dump(run.options.dump)
         return run
 
-    def lower_as(self, graph: Graph, other: Compilation) -> None:
-        """Takes what :meth:`lower` would give: ``graph``, which follows from the graph of
-        ``other``, the same model at another size.
-        """
-        self.lowered, self.backend = graph, other.backend
-        self.float16, self.operators, self.identity = other.float16, other.operators, other.identity
-        self.options = replace(self.options, precision=other.options.precision)
-        self.report.notes += other.report.notes
-        self.accidents |= other.accidents
+    # the phases -----------------------------------------------------------------------------------
+    def lower(self, machine: Machine) -> Lowered:
+        """The step from the model to its graph, before any rewrite."""
+        from gtco.graph.lower.walk import lower
 
-    def partition(self, machine: Machine, records: Records | None) -> None:
-        """The steps from the model to its stages."""
-        lowered = self.lower(machine)
-        self.lowered = None
+        with self.phase("read") as say:
+            imported = self.read(machine)
+            graph = lower(imported)
+            say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
+        precision = self.options.precision
+        if imported.bfloat16 and precision == "fp32":
+            precision = "bf16"  # operands of products are of bfloat16 in the file
+        facts = Facts(precision, imported.float16, imported.identity, imported.operators)
+        return Lowered(graph, facts)
+
+    def simplify(
+        self, lowered: Lowered, machine: Machine, among: Among | None = None
+    ) -> Simplified:
+        """The step to the canonical graph. It and ``lowered`` have weights of their own."""
         with self.phase("simplify") as say:
-            graph = self.canonical(lowered, machine)
-            self.backend.check_indices(graph)
+            simple = self.canonical(lowered, machine, among)
             if self.shared is not None:
-                self.shared.unite(graph)
-            say(f"{len(graph.operators)} operators")
-        del lowered
+                self.shared.unite(simple.graph)
+            say(f"{len(simple.graph.operators)} operators")
+        return simple
+
+    def cut(
+        self,
+        simple: Simplified,
+        machine: Machine,
+        records: Records | None,
+        shipped: Sequence[Record] = (),
+        among: Among | None = None,
+    ) -> Fused:
+        """The step to the stages. ``shipped``: the records that come with gtco, if they count."""
         self.rates(machine)
         with self.phase("fuse") as say:
-            self.policy = policy = self.policy_for(machine, records)
-            self.whole = self.rounded(graph, policy)
-            self.graph, self.found = self.fuse(self.whole, policy)
-            say(f"{len(self.found.stages)} stages, {self.found.unique} of them different")
+            policy = self.policy_for(machine, records, shipped)
+            fused = self.fuse(self.rounded(simple, policy), among)
+            found = fused.partition
+            say(f"{len(found.stages)} stages, {found.unique} of them different")
+        return fused
 
-    def cut_as(self, other: Compilation, price: Cost) -> None:
-        """The steps from the graph as it was lowered to stages: those that ``other`` was cut into,
-        the same model at another number of samples, at this price of a stage. They are searched
-        only if the graphs differ in more than sizes.
-        """
-        from gtco.graph.fusion.repeat import cheapest, skeleton
+    def partition(self, machine: Machine, records: Records | None) -> Fused:
+        """The steps from the model to its stages."""
+        return self.cut(self.simplify(self.lower(machine), machine), machine, records)
 
-        assert self.lowered is not None
-        self.policy = policy = other.policy
-        graph = self.canonical(self.lowered, policy.target)
-        self.backend.check_indices(graph)
-        self.whole, found = self.rounded(graph, policy), None
-        if skeleton(self.whole) == skeleton(other.whole):
-            found = cheapest(self.whole, [other.found], price)
-        self.searched = found is None
-        self.graph, self.found = found or self.fuse(self.whole, policy)
-
-    def cut_again(self) -> None:
-        """Searches the stages that :meth:`cut_as` took over."""
-        if not self.searched:
-            self.graph, self.found = self.fuse(self.whole, self.policy)
-
-    def build(self, workers: Workers) -> None:
+    def build(self, fused: Fused, workers: Workers) -> Built:
         """The step from the stages to the kernels that the policy picks."""
+        graph, found, policy = fused.graph, fused.partition, fused.policy
         with self.phase("generate") as say:
-            self.generated = made = self.generate(list(self.found.stages), self.policy, workers)
+            made = self.generate(list(found.stages), policy, graph.constants, workers)
             if self.shared is not None:
-                self.shared.layouts.add(made.stages, made.kernels, self.graph.constants)
-            code = sum(k.nbytes for k in self.generated.kernels.values())
-            say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
-            self.first = self.graph, self.found, self.generated.copy()
-            self.launching = self.backend.launching(
-                self.generated, self.graph, self.options, workers
-            )
-            if self.launching is not None:
-                self.report.notes += self.launching.notes
-                if (one := self.launching.persistent) is not None:
+                self.shared.layouts.add(made.stages, made.kernels, graph.constants)
+            code = sum(k.nbytes for k in made.kernels.values())
+            say(f"{len(made.kernels)} kernels, {code >> 10} KiB")
+            launching = backend_of(policy.target).launching(made, graph, self.options, workers)
+            if launching is not None:
+                self.report.notes += launching.notes
+                if (one := launching.persistent) is not None:
                     code = sum(map(len, one.images.values()))
                     say(f"one for the whole model, {code >> 10} KiB")
-                if self.launching.listing:
-                    self.dump(f"6-{self.launching.symbol}.cu", self.launching.listing)
+                if launching.listing:
+                    self.dump(f"6-{launching.symbol}.cu", launching.listing)
+        return Built(fused.whole, CutModel(graph, found, made), launching)
 
-    def finish(self, folder: Path) -> None:
-        """The library, made in ``folder`` and compared where that is asked for."""
-        # linking takes the constants out of the graph
-        kept = self.graph.copy() if self.options.verify_layers else None
-        with self.phase("link") as say:
-            library = self.link(folder)
-            say(self.memory())
-        self.verify(library)
-        if kept is not None:
-            self.verify_layers(kept)
-
+    # what the user is told ------------------------------------------------------------------------
     @contextmanager
     def phase(self, name: str) -> Iterator[Callable[[str], None]]:
         self.progress(name, None, "")
@@ -233,29 +189,26 @@ class Compilation:
         if note not in self.report.notes:
             self.report.notes.append(note)
 
-    # the steps ------------------------------------------------------------------------------------
-    @property
-    def model(self) -> Any:
-        return self.source.model
+    def said_as(self, other: Compilation) -> None:
+        """Takes what ``other`` has said so far, which it was the same model for."""
+        self.report.notes += other.report.notes
+        self.accidents |= other.accidents
 
-    @property
-    def example_inputs(self) -> Any:
-        return self.source.example_inputs
+    @contextmanager
+    def told(self, progress: Progress) -> Iterator[None]:
+        """Meanwhile its progress goes there."""
+        own, self.progress = self.progress, progress
+        try:
+            yield
+        finally:
+            self.progress = own
 
-    def opened(self) -> Any:
-        """The model as its frontend opens it (:mod:`gtco.driver.reading`)."""
-        return self.source.opened(self.options)
-
-    def close(self) -> None:
-        """Lets go of an opened model."""
-        self.source.close()
-
-    def read(self) -> ImportedModel:
+    # their parts ----------------------------------------------------------------------------------
+    def read(self, machine: Machine) -> ImportedModel:
         """Model -> Relax, by the importer for its kind. For CPUs float16 becomes float32."""
-        imported = self.source.read(self.options, self.backend.computes_float16)
+        imported = self.source.read(self.options, backend_of(machine).computes_float16)
         self.report.notes += imported.notes
         self.accidents |= imported.unsimplified
-        self.identity = imported.identity
         if self.options.dump is not None:
             self.dump("1-relax.txt", imported.module.script())
         return imported
@@ -264,41 +217,43 @@ class Compilation:
         """The number of threads that the model is compiled for."""
         return self.options.threads or machine.cores
 
-    def canonical(self, graph: Graph, machine: Machine) -> Graph:
-        """The graph as it was lowered -> the canonical graph, channels last. A size that takes over
-        what others have goes through the rewrites alone that changed these.
-        """
+    def canonical(
+        self, lowered: Lowered, machine: Machine, among: Among | None = None
+    ) -> Simplified:
+        """The graph as it was lowered -> the canonical graph, channels last."""
         from gtco.driver.canonical import canonical
         from gtco.graph.fusion.repeat import skeleton
         from gtco.graph.rewrites.pipeline import Passes
 
+        graph, facts = lowered.graph, lowered.facts
         check_sizes(graph)
         self.dump("2-lowered.txt", graph.dump())
-        narrow = GPU_PRECISIONS[self.options.precision]
+        narrow = GPU_PRECISIONS[facts.precision]
         threads = self.threads(machine)
         known = self.shared.passes if self.shared is not None else {}
         kind = skeleton(graph) if self.shared is not None else ()
-        passes = Passes(None if self.rewrites else known.get(kind))
+        passes = Passes(None if among is None or among.rewrites else known.get(kind))
         made = canonical(graph, machine, threads, narrow, self.worked_around, self.dump, passes)
         if passes.only is None:
             known.setdefault(kind, set()).update(passes.changed)
-        return made
+        backend_of(machine).check_indices(made)
+        return Simplified(made, facts)
 
-    def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
+    def rounded(self, simple: Simplified, policy: RecordedPolicy) -> Whole:
         """The graph in the precision that was asked for."""
         from gtco.driver.canonical import rounded
 
-        if self.options.verify_layers:
-            self.plain = graph.copy()
-        if self.options.precision != "fp32":
-            self.report.notes += self.backend.precision_notes(self.options)
-        narrow = GPU_PRECISIONS[self.options.precision]
-        made = rounded(graph, narrow, policy, self.backend.widens_bytes, self.float16)
+        graph, facts, backend = simple.graph, simple.facts, backend_of(policy.target)
+        plain = graph.copy() if self.options.verify_layers else None
+        if facts.precision != "fp32":
+            self.report.notes += backend.precision_notes(facts.precision)
+        narrow = GPU_PRECISIONS[facts.precision]
+        made = rounded(graph, narrow, policy, backend.widens_bytes, facts.float16)
         if self.shared is not None:  # the weights in their new formats
             self.shared.unite(made)
         if made is not graph:
             self.dump("4-precision.txt", made.dump())
-        return made
+        return Whole(made, facts, policy, plain)
 
     def rates(self, machine: Machine) -> RateTable | None:
         """This machine's table of rates. If it was not measured yet, that is a phase of its own.
@@ -339,47 +294,42 @@ class Compilation:
         self.report.notes += notes
         return policy
 
-    def policy_for(self, machine: Machine, records: Records | None) -> RecordedPolicy:
+    def policy_for(
+        self, machine: Machine, records: Records | None, shipped: Sequence[Record] = ()
+    ) -> RecordedPolicy:
         """The policy that predicts, overruled by ``records`` if there are some."""
         from gtco.driver.policies import overruled
 
-        policy, notes = overruled(self.predicting(machine), machine, records, self.shipped)
+        policy, notes = overruled(self.predicting(machine), machine, records, shipped)
         self.report.notes += notes
         return policy
 
-    def fuse(self, whole: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
+    def fuse(self, whole: Whole, among: Among | None = None) -> Fused:
         """Graph -> stages, and the graph in which movement is copied where that pays."""
         from gtco.driver.fusing import fused
 
-        known, repeats = None, None
-        if (shared := self.shared) is not None and self.scale is not None:
+        graph, policy, known, repeats = whole.graph, whole.policy, None, None
+        if (shared := self.shared) is not None and among is not None:
             known = shared.partitions
-            if shared.near_one_that_was_searched(whole, self.scale):
+            if shared.near_one_that_was_searched(graph, among.scale):
                 repeats = partial(shared.forms.predict, policy)
-        graph, result, self.searched = fused(whole, policy, known, repeats)
-        if self.searched:
+        copied, result, searched = fused(graph, policy, known, repeats)
+        if searched:
             self.report.notes += result.notes
-            if shared is not None and self.scale is not None:
-                shared.note_search(whole, self.scale, policy, result.stages)
+            if shared is not None and among is not None:
+                shared.note_search(graph, among.scale, policy, result.stages)
         self.dump("5-stages.txt", result.text())
-        return graph, result
-
-    def predicted(self) -> float:
-        """Seconds of the stages that it was cut into."""
-        policy = self.policy
-        return sum(
-            policy.predict(s) if policy.measured else c
-            for s, c in zip(self.found.stages, self.found.costs, strict=True)
-        )
+        return Fused(whole, copied, result, searched)
 
     def generate(
         self,
         stages: list[Stage],
         policy: RecordedPolicy,
+        constants: Mapping[str, np.ndarray],
         workers: Workers,
     ) -> Generated:
         """Stages -> kernels, in the worker processes. Some kernels may be there already, or are
-        made first for many stages together.
+        made first for many stages together. ``constants``: of the graph that has the stages.
         """
         from gtco.driver.generating import generated
 
@@ -389,7 +339,7 @@ class Compilation:
             workers,
             self.options,
             self.shared,
-            self.graph.constants,
+            constants,
             lambda done, total: self.progress("generate", None, f"{done}/{total}"),
         )
         for failure in policy.failures:
@@ -399,90 +349,8 @@ class Compilation:
         notes = self.report.notes
         notes += [note for note in policy.passed_over.values() if note not in notes]
         notes += policy.said_elsewhere(result.stages, result.choices)
+        suffix = backend_of(policy.target).dump_suffix
         for kernel in result.kernels.values():
             if kernel.text:
-                self.dump(f"6-{kernel.symbol}.{self.backend.dump_suffix}", kernel.text)
+                self.dump(f"6-{kernel.symbol}.{suffix}", kernel.text)
         return result
-
-    def artifact(self, name: str, graph: Graph, generated: Generated) -> Artifact | GpuArtifact:
-        """The artifact of the model. It takes the constants out of the graph."""
-        found = self.launching
-        return assemble(
-            name,
-            graph,
-            generated,
-            self.policy.target,
-            self.options.threads,
-            self.options.precision,
-            self.report.notes,
-            found.persistent if found else None,
-            found.prices.to_json() if found else None,
-            found.spilled if found else {},
-            self.identity,
-        )
-
-    def link(self, folder: Path) -> Path:
-        """Kernels, weights and the plan -> the library, in ``folder``."""
-        artifact = self.artifact(identifier(self.output.stem), self.graph, self.generated)
-        if isinstance(artifact, Artifact):
-            artifact = in_parts(artifact, self.batch)
-        self.tell(artifact.steps, artifact)
-        return build_artifact(artifact, folder, self.output)
-
-    def tell(self, steps: Sequence[Step | GpuStep], artifact: Artifact | GpuArtifact) -> None:
-        """Puts into the report what the artifact has, and what its ``steps`` do for this model."""
-        report = self.report
-        report.rejections = dict(self.generated.rejections)
-        report.stages = [dict(step.info) for step in steps]
-        report.predicted_seconds = sum(s["predicted_seconds"] for s in report.stages)
-        if self.launching is not None and self.launching.one_kernel:
-            report.predicted_seconds = self.launching.prices.persistent
-            report.launches = "persistent"
-        report.weights_bytes = artifact.weights_bytes
-        report.arena_bytes = artifact.arena_bytes
-
-    def memory(self) -> str:
-        """The library's memory, in words."""
-        weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
-        return f"weights {weights:.1f} MB, arena {arena:.1f} MB"
-
-    def release(self) -> None:
-        """Lets go of the graphs, whose constants take memory."""
-        del self.whole, self.graph, self.first
-
-    def verify(self, library: Path, sizes: Mapping[str, int] | None = None) -> None:
-        """Compares the library, or its variant of these sizes, with the reference where that is
-        asked for. Raises :class:`VerificationError` with the report if it is wrong.
-        """
-        if not self.options.verify:
-            return
-        opened = partial(self.opened_library, sizes=sizes)
-        with self.phase("verify") as say:
-            self.report.verification = found = model_compared(self.source, library, opened)
-            found.check()
-            say(str(found).splitlines()[0])
-
-    def verify_layers(self, graph: Graph) -> None:
-        """Compares the output of every stage with the graph in float32, through a library of the
-        same kernels that gives them all. ``graph`` is that of the library, with its constants.
-        """
-        plain, stages = self.plain, self.generated.stages
-        assert plain is not None
-        with self.phase("layers") as say:
-            self.report.losses = stages_compared(
-                graph,
-                plain,
-                stages,
-                lambda more: self.artifact("layers", more, self.generated),
-                self.opened_library,
-            )
-            self.plain = None
-            say(str(self.report.losses))
-
-    def opened_library(self, library: Path, sizes: Mapping[str, int] | None = None) -> Any:
-        """The library, or its variant of these sizes, to be run."""
-        return opened_library(library, self.options, self.report.notes, sizes)
-
-
-def identifier(stem: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in stem) or "model"

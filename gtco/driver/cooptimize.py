@@ -16,7 +16,6 @@ the best measured one, and after ``TURNS`` repetitions at the latest.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
@@ -24,6 +23,7 @@ from typing import Protocol
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
+from gtco.driver.phases import CutModel, key_of
 from gtco.graph.fusion.stages import CLOSE, Partition, fuse, rivals
 from gtco.graph.graph import Graph
 from gtco.search.recorded import RecordedPolicy
@@ -36,30 +36,6 @@ from gtco.tuning.runner import Runner
 SHARE = 0.5  # of the budget that is for choosing a partition; the rest is for the one that stands
 TURNS = 3
 RACE_SECONDS = 3.0  # of readings side by side
-
-
-@dataclass(frozen=True)
-class CutModel:
-    """A partition of ``graph`` with its kernels. ``key`` says how often it has each different
-    stage.
-    """
-
-    graph: Graph
-    partition: Partition
-    generated: Generated
-
-    @property
-    def key(self) -> frozenset[tuple[str, int]]:
-        return key_of(self.partition)
-
-    @property
-    def weights(self) -> dict[str, int]:
-        """How often each stage of its kernels occurs; stages that could not be built are cut."""
-        return dict(Counter(stage.key for stage in self.generated.stages))
-
-
-def key_of(partition: Partition) -> frozenset[tuple[str, int]]:
-    return frozenset(partition.weights().items())
 
 
 class Steps(Protocol):

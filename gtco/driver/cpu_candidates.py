@@ -13,9 +13,10 @@ from gtco.codegen.workers import Workers
 from gtco.driver.candidates import comparable, heavy
 from gtco.driver.compilation import Compilation
 from gtco.driver.metadata import describe, versions
+from gtco.driver.phases import Fused
 from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact
-from gtco.search.policy import priced
+from gtco.search.policy import Policy, priced
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
@@ -23,15 +24,16 @@ from gtco.tuning.timing import TOLERANCE
 from gtco.tuning.trial import Trial, artifact, batches
 
 
-def bundle(run: Compilation, per_stage: int, workers: Workers) -> Artifact:
+def bundle(run: Compilation, fused: Fused, per_stage: int, workers: Workers) -> Artifact:
     """The ``per_stage`` most promising configs of each heavy stage, the policy's pick first. Raises
     :class:`BuildError` if no stage has two configs that can be built.
     """
-    target = run.policy.target
+    target = fused.policy.target
     assert isinstance(target, Target)
     notes = run.report.notes
-    stages = heavy(run.found.stages, run.policy)
-    trials = comparable(_trials(run, stages, per_stage, workers), lambda t: len(t.picks))
+    stages = heavy(fused.partition.stages, fused.policy)
+    found = _trials(fused.policy, stages, per_stage, workers, notes)
+    trials = comparable(found, lambda trial: len(trial.picks))
     kept = next(batches(trials))
     if len(kept) < len(trials):
         left = ", ".join(trial.stage.label for trial in trials[len(kept) :])
@@ -63,7 +65,7 @@ def bundle(run: Compilation, per_stage: int, workers: Workers) -> Artifact:
         metadata={
             **made.metadata,
             **versions(target),
-            "precision": run.options.precision,
+            "precision": fused.whole.facts.precision,
             "notes": list(notes),
             "candidates": {
                 "stages": len(kept),
@@ -75,25 +77,25 @@ def bundle(run: Compilation, per_stage: int, workers: Workers) -> Artifact:
 
 
 def _trials(
-    run: Compilation, stages: Sequence[Stage], per_stage: int, workers: Workers
+    policy: Policy, stages: Sequence[Stage], per_stage: int, workers: Workers, notes: list[str]
 ) -> list[Trial]:
     """Each stage's candidates in the policy's order. A candidate without a kernel is left out and
     noted.
     """
     jobs: dict[str, tuple[Job, Pick]] = {}
     for stage in stages:
-        space = space_of(stage.canonical, run.policy.target)
-        for n, config in enumerate(run.policy.propose(stage, per_stage)):
-            pick = priced(run.policy, space, config)
+        space = space_of(stage.canonical, policy.target)
+        for n, config in enumerate(policy.propose(stage, per_stage)):
+            pick = priced(policy, space, config)
             assert pick is not None
             symbol = f"gtco_{stage.key}_{n}"
-            jobs[symbol] = Job(symbol, stage.canonical, config, run.policy.target), pick
+            jobs[symbol] = Job(symbol, stage.canonical, config, policy.target), pick
     kernels: dict[str, Kernel] = {}
     for answer in workers.build(job for job, _ in jobs.values()):
         if isinstance(answer, Failure):
             job, pick = jobs[answer.symbol]
             what = f"{job.stage.label} ({job.stage.key}, {pick.config.to_json()})"
-            run.report.notes.append(f"a candidate of {what} was left out: {answer.reason}")
+            notes.append(f"a candidate of {what} was left out: {answer.reason}")
         else:
             kernels[answer.symbol] = answer
     found = []

@@ -11,8 +11,10 @@ from typing import Any
 
 from gtco.codegen.workers import Workers
 from gtco.driver.checks import at_sizes, check_dump, is_onnx, is_program
-from gtco.driver.compilation import Compilation, Progress, identifier
+from gtco.driver.compilation import Compilation, Progress
 from gtco.driver.compiled import CompileReport
+from gtco.driver.finishing import finish, identifier, memory, tell, verify, verify_layers
+from gtco.driver.phases import Built, Fused, Lowered
 from gtco.driver.sizes import batches, parts
 from gtco.driver.sizes.many import FEW, Many
 from gtco.driver.sizes.proofs import Proofs
@@ -23,7 +25,7 @@ from gtco.machine.target import Machine, Target, target
 from gtco.runtime.library import read_metadata
 from gtco.runtime.ranges import Covered
 from gtco.runtime.writing.linking import build_artifact
-from gtco.search.records.records import Records
+from gtco.search.records.records import Record, Records
 from gtco.support.options import CompileOptions
 from gtco.support.sizes import (
     apart,
@@ -103,40 +105,20 @@ class Library:
         places = names(self._way)
         return {place: size for name, size in sizes.items() for place in places[name]}
 
-    def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
-        """The steps from the model to the kernels, for each variant."""
+    def prepare(
+        self,
+        machine: Machine,
+        records: Records | None,
+        workers: Workers,
+        shipped: Sequence[Record] = (),
+    ) -> dict[Compilation, Built]:
+        """The steps from the model to the kernels, for each variant. ``shipped``: the records that
+        come with gtco, if they count.
+        """
         from gtco.frontend import simplify
 
         with simplify.one_process() if self._several else nullcontext():
-            self._prepare(machine, records, workers)
-
-    def _prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
-        for way, after in itertools.zip_longest(self._ways, self._ways[1:]):
-            try:
-                self._prove(machine)
-                break
-            except parts.Inseparable as reason:
-                assert self.range is not None
-                self._reasons[self.range[0]] = str(reason)
-                if after is None:
-                    raise refusal(self._given, way, reason) from None
-                self._leave_for(after)
-        if len(self.sizes) > FEW and isinstance(machine, Target):
-            self._prepare_many(machine, records, workers)
-        elif self.range is not None:
-            kept: list[int] = []
-            for _, numbers in apart(self.sizes, self.symbol):
-                for number in numbers:
-                    self.compilations[number].partition(machine, records)
-                kept += self._kept(numbers)
-            self._keep(kept)
-            for run in self.compilations:
-                run.build(workers)
-        else:
-            for number, (sizes, run) in enumerate(zip(self.sizes, self.compilations, strict=True)):
-                with at_sizes(sizes if self._several else {}):
-                    run.lower(machine)
-                self.compilations[number] = self._prepared(run, machine, records, workers)
+            built = self._prepare(machine, records, workers, shipped)
         said_first = notes(self._way, self._reasons)
         if self._several and self._launches == "auto":
             said_first.append(
@@ -145,40 +127,73 @@ class Library:
             )
         for run in self.compilations:
             run.report.notes[:0] = said_first
+        return built
 
-    @staticmethod
-    def _prepared(
-        whole: Compilation, machine: Machine, records: Records | None, workers: Workers
-    ) -> Compilation:
-        """The same steps for one shape: the compilation itself, or that of a part of its batch."""
-        samples = batches.samples_of(whole.lower(machine), machine)
-        if samples is not None:
-            whole.lowered = samples.graph  # so that parts have tensors of the same names
-        whole.partition(machine, records)
-        run = whole
-        if samples is not None:
-            with whole.phase("batch") as say:
-                run, gain = batches.cheapest_part(whole, samples)
-                say(gain)
-        run.build(workers)
-        return run
-
-    def _prepare_many(self, machine: Target, records: Records | None, workers: Workers) -> None:
-        """With many sizes: the steps from the model to the kernels, many of which sizes share."""
-        symbol = self.symbol if self.range else ""
-        many = Many(self.sizes, self.compilations, symbol, self._kept, self._sure, self._progress)
-        kept = many.cut(machine, records, workers)
+    def _prepare(
+        self,
+        machine: Machine,
+        records: Records | None,
+        workers: Workers,
+        shipped: Sequence[Record],
+    ) -> dict[Compilation, Built]:
+        lowered = self._proven(machine)
+        if len(self.sizes) > FEW and isinstance(machine, Target):
+            # many of which share what is made for them
+            symbol = self.symbol if self.range else ""
+            runs, kept_of, sure = self.compilations, self._kept, self._sure
+            many = Many(self.sizes, runs, symbol, kept_of, sure, self._progress, machine)
+            self._keep(many.cut(lowered, records, shipped, workers))
+            return many.generate(self.compilations, workers)
+        if self.range is None:
+            built = [
+                self._prepared(number, lowered, machine, records, workers, shipped)
+                for number in range(len(self.sizes))
+            ]
+            return dict(zip(self.compilations, built, strict=True))
+        fused: dict[Compilation, Fused] = {}
+        kept: list[int] = []
+        for _, own in apart(self.sizes, self.symbol):
+            for run in (self.compilations[number] for number in own):
+                simple = run.simplify(lowered.pop(run), machine)
+                fused[run] = run.cut(simple, machine, records, shipped)
+                del simple
+            kept += self._kept(own, fused)
         self._keep(kept)
-        many.generate(self.compilations, workers)
+        return {run: run.build(fused.pop(run), workers) for run in self.compilations}
 
-    def _kept(self, numbers: Sequence[int]) -> list[int]:
+    def _prepared(
+        self,
+        number: int,
+        lowered: dict[Compilation, Lowered],
+        machine: Machine,
+        records: Records | None,
+        workers: Workers,
+        shipped: Sequence[Record],
+    ) -> Built:
+        """The same steps for one shape. A part of its batch may take the place of its compilation.
+        """
+        run = self.compilations[number]
+        with at_sizes(self.sizes[number] if self._several else {}):
+            read = lowered.pop(run, None) or run.lower(machine)
+        samples = batches.samples_of(read.graph, machine)
+        if samples is not None:  # so that parts have tensors of the same names
+            read = replace(read, graph=samples.graph)
+        simple = run.simplify(read, machine)
+        del read
+        fused = run.cut(simple, machine, records, shipped)
+        del simple
+        if samples is not None:
+            with run.phase("batch") as say:
+                run, fused, gain = batches.cheapest_part(run, fused, samples)
+                say(gain)
+            del samples
+        self.compilations[number] = run
+        return run.build(fused, workers)
+
+    def _kept(self, numbers: Sequence[int], fused: Mapping[Compilation, Fused]) -> list[int]:
         """Those of the parts at one choice of the other sizes that the library gets."""
         assert self.range is not None
-        runs = [self.compilations[number] for number in numbers]
-        prices = {
-            self._samples(number): run.predicted()
-            for number, run in zip(numbers, runs, strict=True)
-        }
+        prices = {self._samples(n): fused[self.compilations[n]].predicted() for n in numbers}
         chosen = parts.kept(self.range[1], prices)
         return [number for number in numbers if self._samples(number) in chosen]
 
@@ -189,30 +204,47 @@ class Library:
             return False
         return self._samples(number) == min(map(self._samples, range(len(self.sizes))))
 
-    def _leave_for(self, way: Dims) -> None:
+    def _leave_for(
+        self, way: Dims, lowered: Mapping[Compilation, Lowered]
+    ) -> dict[Compilation, Lowered]:
         """Takes another way. A model that was lowered for the one before stays where the new one
-        has its sizes, and what else that one took is still reported.
+        has its sizes, and what else that one took is still reported. Gives what of ``lowered``
+        stays.
         """
         old = {said(sizes): run for sizes, run in zip(self.sizes, self.compilations, strict=True)}
-        first = self.compilations[0]
         self._take(way)
         for number, (sizes, run) in enumerate(zip(self.sizes, self.compilations, strict=True)):
-            known = old.get(said(sizes))
-            if known is not None and known.lowered is not None and known.options == run.options:
+            known = old.get(said(sizes), run)
+            if known in lowered and known.options == run.options:
                 self.compilations[number] = old.pop(said(sizes))
         for run in self.compilations:
-            run.shipped = first.shipped
             check_dump(run.options.dump)
         for run in old.values():
             self.compilations[0].report.phases += run.report.phases
+        return {run: lowered[run] for run in self.compilations if run in lowered}
 
-    def _prove(self, machine: Machine) -> None:
+    def _proven(self, machine: Machine) -> dict[Compilation, Lowered]:
+        """Takes the first of the ways that the model allows. Gives what was lowered for that."""
+        lowered: dict[Compilation, Lowered] = {}
+        for way, after in itertools.zip_longest(self._ways, self._ways[1:]):
+            try:
+                self._prove(machine, lowered)
+                break
+            except parts.Inseparable as reason:
+                assert self.range is not None
+                self._reasons[self.range[0]] = str(reason)
+                if after is None:
+                    raise refusal(self._given, way, reason) from None
+                lowered = self._leave_for(after, lowered)
+        return lowered
+
+    def _prove(self, machine: Machine, lowered: dict[Compilation, Lowered]) -> None:
         """Lowers the parts of a range, and proves that the model can be run in them. Raises
         :class:`parts.Inseparable`.
         """
         if self.range is None:
             return
-        proofs = Proofs(self.symbol, self.range[1], machine, self._at, self.one_source)
+        proofs = Proofs(self.symbol, self.range[1], machine, self._at, self.one_source, lowered)
         proofs.ask(
             [
                 (others, {self._samples(n): self.compilations[n] for n in numbers})
@@ -267,7 +299,8 @@ class Library:
         """The digests of the model in each of its shapes. None if a model has none."""
         from gtco.frontend.digest import digest_of
 
-        found = [digest_of(c.opened()) for c in self.compilations[: 1 if self.one_source else None]]
+        runs = self.compilations[: 1 if self.one_source else None]
+        found = [digest_of(run.source.opened(run.options)) for run in runs]
         return None if None in found else [*map(str, found)]
 
     def verify_fetched(self, folder: Path) -> None:
@@ -278,18 +311,18 @@ class Library:
         for way in self._ways[1:]:
             if (self.symbol if self.range else None) == (found.symbol if found else None):
                 break
-            self._leave_for(way)
+            self._leave_for(way, {})
         if self.range is not None:
             self._keep([n for n, one in enumerate(self.sizes) if said(one) in report.variants])
         first = self.compilations[0]
         report.phases = first.report.phases
         report.notes = [*report.notes, *(n for n in first.report.notes if n not in report.notes)]
         for run, sizes in self._verified():
-            run.verify(folder / self.output.name, sizes)
+            verify(run, folder / self.output.name, sizes)
         reports = [*report.variants.values()] or [report]
         for run, one in zip(self.compilations, reports, strict=True):
             one.verification = run.report.verification
-            run.close()
+            run.source.close()
 
     @property
     def accidents(self) -> bool:
@@ -332,49 +365,57 @@ class Library:
             for note, whose in found.items()
         ]
 
-    def finish(self, folder: Path) -> None:
-        """The library, made in ``folder`` and compared where that is asked for."""
+    def finish(self, made: dict[Compilation, Built], folder: Path) -> None:
+        """The library, made in ``folder`` and compared where that is asked for. Takes its own out
+        of ``made``.
+        """
+        built = [made.pop(run) for run in self.compilations]
         if not self._several:
-            self.compilations[0].finish(folder)
+            finish(self.compilations[0], built.pop(), folder)
             return
         first = self.compilations[0]
         # linking takes the constants out of the graphs
-        kept = [(run, run.graph.copy()) for run in self.compilations if run.options.verify_layers]
-        own, first.progress = first.progress, self._progress  # the link is of all sizes
-        with first.phase("link") as say:
-            library = self._link(folder)
-            say(f"{len(self.sizes)} variants, {first.memory()}")
-        first.progress = own
-        for run, sizes in self._verified():
-            run.verify(library, sizes)
-        for run, graph in kept:
-            run.verify_layers(graph)
-
-    def _link(self, folder: Path) -> Path:
-        first, shared = self.compilations[0], self.compilations[0].shared
-        assert shared is not None
-        for run in self.compilations:
-            shared.unite(run.graph)
-        made = [
-            Part(sizes, run.graph, run.generated, run.batch)
-            for sizes, run in zip(self.sizes, self.compilations, strict=True)
+        kept = [
+            (run, one.with_graph(one.model.graph.copy()))
+            for run, one in zip(self.compilations, built, strict=True)
+            if run.options.verify_layers
         ]
-        for run in self.compilations:
-            run.release()
+        # the link is of all sizes
+        with first.told(self._progress), first.phase("link") as say:
+            library = self._link(built, folder)
+            say(f"{len(self.sizes)} variants, {memory(first.report)}")
+        for run, sizes in self._verified():
+            verify(run, library, sizes)
+        for run, one in kept:
+            verify_layers(run, one)
+
+    def _link(self, built: list[Built], folder: Path) -> Path:
+        """The library of all variants. Lets go of ``built``, whose constants take memory."""
+        first, shared, whole = self.compilations[0], self.compilations[0].shared, built[0].whole
+        target, facts = whole.policy.target, whole.facts
+        assert shared is not None
+        for one in built:
+            shared.unite(one.model.graph)
+        made = [
+            Part(sizes, one.model.graph, one.generated, one.whole.batch)
+            for sizes, one in zip(self.sizes, built, strict=True)
+        ]
+        del whole, one
+        built.clear()
         shared.forget()
         artifact = assemble_variants(
             identifier(self.output.stem),
             made,
-            first.policy.target,
+            target,
             first.options.threads,
-            first.options.precision,
+            facts.precision,
             self._notes([run.report for run in self.compilations]),
-            first.identity,
+            facts.identity,
             Ranged(self.symbol, self.range[1], self.axes) if self.range else None,
             stepped(self._way),
         )
-        for run, variant in zip(self.compilations, artifact.variants, strict=True):
-            run.tell(variant.steps, artifact)
+        for run, part, variant in zip(self.compilations, made, artifact.variants, strict=True):
+            tell(run.report, variant.steps, artifact, part.generated)
         return build_artifact(artifact, folder, self.output)
 
 

@@ -14,6 +14,7 @@ from gtco.driver.cache.caching import Caching, cache_of
 from gtco.driver.checks import check_dump, check_output, check_source, is_onnx
 from gtco.driver.compilation import Compilation
 from gtco.driver.library import Library
+from gtco.driver.phases import Built
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.publish import publish, staging
 from gtco.runtime.writing.c_objects import made_early
@@ -51,14 +52,15 @@ def make_libraries(libraries: Sequence[Library], options: CompileOptions) -> Non
             followed = records if options.records is not None else None
             caching = Caching(cache, libraries, options, machine, followed, effort)
             left = caching.missing(folders, stack)
+        made: dict[Compilation, Built] = {}
         if left:
             sources, folder = backend.c_sources, left[0][1]
             stack.enter_context(made_early(sources, folder, compiler, backend.isa))
             with Workers(options.workers or backend.builders) as workers:
                 making = [library for library, _ in left]
-                _prepare(making, machine, records, known, effort, runner, workers)
+                made = _prepare(making, machine, records, known, effort, runner, workers)
         for library, folder in left:
-            library.finish(folder)
+            library.finish(made, folder)
             if caching is not None:
                 caching.keep(library, folder)
         for library, folder in zip(libraries, folders, strict=True):
@@ -74,10 +76,11 @@ def make_libraries(libraries: Sequence[Library], options: CompileOptions) -> Non
 def _check(libraries: Sequence[Library], options: CompileOptions) -> None:
     """Says what is missing or impossible before the work is done."""
     for compilation in (c for library in libraries for c in library.compilations):
-        check_source(compilation.model)
+        model = compilation.source.model
+        check_source(model)
         check_output(compilation.output)
         check_dump(compilation.options.dump)
-        if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
+        if options.verify and is_onnx(model) and find_spec("onnxruntime") is None:
             raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
 
 
@@ -89,23 +92,23 @@ def _prepare(
     effort: Tune | None,
     runner: FarmRunner | None,
     workers: Workers,
-) -> None:
+) -> dict[Compilation, Built]:
     """The steps up to the kernels; those that measure go over all models and variants at once."""
+    made: dict[Compilation, Built] = {}
     for library in libraries:
-        for compilation in library.compilations:
-            compilation.shipped = known
-        library.prepare(machine, records, workers)
-    compilations = [c for library in libraries for c in library.compilations]
-    for compilation in compilations if known else ():
-        _say_followed(compilation)
+        made |= library.prepare(machine, records, workers, known)
+    if known:
+        for compilation, built in made.items():
+            _say_followed(compilation, built)
     if effort is not None:
         from gtco.driver.measuring import measure
 
         assert records is not None
-        measure(compilations, workers, records, effort, runner)
+        made = measure(made, workers, records, known, effort, runner)
     if runner is not None:
-        for compilation in compilations:
+        for compilation in made:
             compilation.report.notes += runner.notes
+    return made
 
 
 @contextmanager
@@ -131,10 +134,10 @@ def _shipped(compilation: Compilation) -> list[Record]:
         return []
 
 
-def _say_followed(compilation: Compilation) -> None:
+def _say_followed(compilation: Compilation, built: Built) -> None:
     """A note, where stages follow records that come with gtco."""
-    policy = compilation.policy
-    different = {stage.key: stage for stage in compilation.found.stages}.values()
+    policy = built.policy
+    different = {stage.key: stage for stage in built.model.partition.stages}.values()
     if followed := sum(policy.follows_shipped(stage) for stage in different):
         compilation.report.notes.append(
             f"the kernels of {followed} of {len(different)} different stages are those that stood "

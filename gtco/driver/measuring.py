@@ -2,20 +2,21 @@
 the whole models. At the end it records what stands.
 
 :mod:`gtco.tuning` tunes stages and :mod:`gtco.driver.cooptimize` compares partitions. This module
-hands them what they need of each :class:`~gtco.driver.compilation.Compilation` and puts their
-results there.
+hands them what they need of each compilation, and gives what then stands.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.driver.compilation import Compilation
-from gtco.driver.cooptimize import SHARE, CutModel, Measured, cooptimize, part, rest
+from gtco.driver.cooptimize import SHARE, Measured, cooptimize, part, rest
+from gtco.driver.finishing import artifact
+from gtco.driver.phases import Built, CutModel
 from gtco.runtime.publish import temporary
 from gtco.runtime.writing.linking import write_artifact
 from gtco.search.recorded import by_stage, last_reading
@@ -29,20 +30,24 @@ from gtco.tuning.view import View
 
 
 def measure(
-    compilations: Sequence[Compilation],
+    built: Mapping[Compilation, Built],
     workers: Workers,
     records: Records,
+    shipped: Sequence[Record],
     effort: Tune,
     runner: Runner | None = None,
-) -> None:
-    """Replaces picks by candidates that were measured to be faster, in all models. A stage that
-    several models have is tuned once. ``runner`` runs what is measured; None is this machine.
+) -> dict[Compilation, Built]:
+    """All models with candidates that were measured to be faster in the place of picks. A stage
+    that several models have is tuned once. ``shipped``: the records that come with gtco;
+    ``runner`` runs what is measured, None is this machine. Changes the kernels of ``built``.
     """
-    first = compilations[0]
+    made = dict(built)
+    first = next(iter(made))
+    before = {run: _copied(one.model) for run, one in made.items()}
     views: list[View] = []
     notes: dict[int, list[str]] = {}
     # The end of the time is for what only whole models show, where it suffices for that.
-    last = sum(map(whole_cost, compilations))
+    last = sum(map(whole_cost, made.values()))
     if settles := last <= whole.SHARE * effort.seconds:
         effort = replace(effort, seconds=effort.seconds - last)
 
@@ -54,12 +59,12 @@ def measure(
         known = [len(model.notes) for model in models]
         found = tune(
             models,
-            first.policy,
+            made[first].policy,
             workers,
             threads=first.options.threads,
             effort=effort,
             records=records,
-            shipped=first.shipped,
+            shipped=shipped,
             progress=progress,
             earlier=results,
             runner=runner,
@@ -72,105 +77,114 @@ def measure(
     start = time.monotonic()
     with first.phase("tune") as say:
         if effort.fusion:
-            begin, some = time.monotonic(), part(effort, SHARE / len(compilations))
-            for compilation in compilations:
-                partitioned(compilation, tuned, workers, some, say, runner)
+            begin, some = time.monotonic(), part(effort, SHARE / len(made))
+            for run in made:
+                made[run] = partitioned(run, made[run], tuned, workers, some, say, runner)
             trials = sum(result.measured for result in results)
             effort = rest(effort, time.monotonic() - begin, trials)
-        tuned([c.generated for c in compilations], effort)
-        for compilation in compilations:
-            compilation.report.notes += notes[id(compilation.generated)]
-            compilation.accidents |= bool(notes[id(compilation.generated)])
+        tuned([one.generated for one in made.values()], effort)
+        for run in made:
+            said = notes[id(made[run].generated)]
+            run.report.notes += said
+            run.accidents |= bool(said)
             if settles:
-                settle(compilation, records, runner)
-            if results or not as_it_was(compilation):
-                conclude(compilation, records)
+                made[run] = settle(run, made[run], before[run], records, runner)
+            if results or not before[run].generated.same(made[run].generated):
+                conclude(made[run], records)
         end = replace(views[-1], elapsed=time.monotonic() - start)
         say(str(end))
-    for compilation in compilations[1:]:
-        compilation.report.phases.append(first.report.phases[-1])
-    for compilation in compilations:
-        compilation.report.tuning = together(results, compilation.generated)
-        compilation.report.tuned = end
+    for run, one in made.items():
+        if run is not first:
+            run.report.phases.append(first.report.phases[-1])
+        run.report.tuning = together(results, one.generated)
+        run.report.tuned = end
+    return made
+
+
+def _copied(model: CutModel) -> CutModel:
+    """The model as it is now: measuring changes the kernels that it has."""
+    return replace(model, generated=model.generated.copy())
 
 
 def partitioned(
     run: Compilation,
+    built: Built,
     tuned: Callable[[Sequence[Generated], Tune], None],
     workers: Workers,
     effort: Tune,
     say: Callable[[str], None],
     runner: Runner | None = None,
-) -> None:
+) -> Built:
     """Measures rivals of the predicted partition and gives the model the one that wins."""
-    policy = run.policy
+    policy, constants = built.policy, built.model.graph.constants
     steps = Measured(
-        run.whole,
+        built.whole.graph,
         policy,
         workers,
         run.options.threads,
-        lambda stages: run.generate(stages, policy, workers),
+        lambda stages: run.generate(stages, policy, constants, workers),
         tuned,
         runner,
     )
-    first = CutModel(run.graph, run.found, run.generated)
-    chosen, news = cooptimize(first, steps, effort)
-    run.graph, run.found, run.generated = chosen.graph, chosen.partition, chosen.generated
+    chosen, news = cooptimize(built.model, steps, effort)
     run.report.fusion = news
     say(news)
+    return replace(built, model=chosen)
 
 
-def as_it_was(run: Compilation) -> bool:
-    """True if the stages and picks are still those from before anything was measured."""
-    return run.first[2].same(run.generated)
-
-
-def whole_cost(run: Compilation) -> float:
+def whole_cost(built: Built) -> float:
     """The least number of seconds that :func:`settle` is predicted to take."""
-    weights = sum(array.nbytes for array in run.graph.constants.values())
-    return whole.cost(sum(run.policy.predict(stage) for stage in run.found.stages), weights)
+    model, policy = built.model, built.policy
+    weights = sum(array.nbytes for array in model.graph.constants.values())
+    return whole.cost(sum(map(policy.predict, model.partition.stages)), weights)
 
 
-def settle(run: Compilation, records: Records, runner: Runner | None = None) -> None:
-    """Runs the untuned and the tuned model alternately, and keeps only the changes that make the
-    model faster.
+def settle(
+    run: Compilation, built: Built, first: CutModel, records: Records, runner: Runner | None = None
+) -> Built:
+    """Runs the untuned model, ``first``, and the tuned one alternately. Only those changes stay
+    that make the model faster.
     """
-    graph, found, first = run.first
-    if as_it_was(run):
-        return
+    tuned = built.generated
+    if first.generated.same(tuned):
+        return built
     with temporary("trials") as folder:
-        builds = ("first", graph, first), ("tuned", run.graph, run.generated)
+        builds = ("first", replace(built, model=first)), ("tuned", built)
         libraries = [
-            write_artifact(run.artifact(name, graph.copy(), generated), folder / f"{name}.so")
-            for name, graph, generated in builds
+            write_artifact(
+                artifact(run, name, one.with_graph(one.model.graph.copy())), folder / f"{name}.so"
+            )
+            for name, one in builds
         ]
         readings = whole.read(libraries[0], libraries[1], runner)
     if isinstance(readings, str):
         run.report.notes.append(f"tuning: what it made {readings}: it is left as it was")
         run.accidents = True
-        run.graph, run.found, run.generated = graph, found, first
-        return
-    verdict = whole.judge(first, run.generated, readings)
+        return replace(built, model=first)
+    verdict = whole.judge(first.generated, tuned, readings)
+    stands = built.model
     if verdict.uncut:
-        here = circumstances(run.policy.target)
+        here = circumstances(built.policy.target)
         known = by_stage(records.under(here))
-        records.add(whole.refuted(first, run.generated, readings, known, here))
-        run.graph, run.found = graph, found
-    run.generated = whole.settled(first, run.generated, verdict)
+        records.add(whole.refuted(first.generated, tuned, readings, known, here))
+        stands = first
     run.report.settled = verdict
+    stands = replace(stands, generated=whole.settled(first.generated, tuned, verdict))
+    return replace(built, model=stands)
 
 
-def conclude(run: Compilation, records: Records) -> None:
+def conclude(built: Built, records: Records) -> None:
     """Records the final stages of the model and their configs, for later compiles by records. All
     these rows have one time and the key of the model, because models share stages but not
     partitions.
     """
-    here = circumstances(run.policy.target)
+    here = circumstances(built.policy.target)
     known = by_stage(records.under(here))
-    stages = {stage.key: stage.canonical for stage in run.generated.stages}
-    chosen, end, model = [], now(), run.whole.key
+    generated = built.generated
+    stages = {stage.key: stage.canonical for stage in generated.stages}
+    chosen, end, model = [], now(), built.whole.graph.key
     for key, stage in stages.items():
-        pick = run.generated.choices[key]
+        pick = generated.choices[key]
         seconds = last_reading(known.get(key, ()), pick.config)
         row = Record.of(stage, pick, here, "chosen", (seconds, None, None), model)
         chosen.append(replace(row, time=end))

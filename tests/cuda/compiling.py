@@ -24,8 +24,10 @@ from gtco.codegen.nvrtc import Image, compile_cuda, library
 from gtco.codegen.sass import MachineCode, machine_code
 from gtco.driver.compilation import Compilation, silent
 from gtco.driver.persistent import persistent
+from gtco.driver.phases import Built
 from gtco.machine.cores import allowed_cores
 from gtco.machine.gpu import GpuTarget, gpu_target
+from gtco.machine.target import Machine
 from gtco.runtime.gpu.plan import PersistentKernel
 from gtco.support.options import CompileOptions
 from gtco.tensor.cuda.program import CudaProgram
@@ -111,20 +113,19 @@ class Once:
 
     def compiled(
         self, folder: Path, target: str, compiling: Compiling, **options: Any
-    ) -> Compilation:
-        """The model with its kernels for the target, ready for :meth:`Compilation.finish`."""
+    ) -> tuple[Compilation, Built]:
+        """The model with its kernels for the target."""
         chosen = CompileOptions(target=target, **options)
         run = _Shared(self, folder / "model.so", chosen)
-        run.partition(gpu_target(target), None)
-        run.build(compiling)  # type: ignore[arg-type]
-        return run
+        fused = run.partition(gpu_target(target), None)
+        return run, run.build(fused, compiling)  # type: ignore[arg-type]
 
 
-def persistent_kernel(run: Compilation, compiling: Compiling) -> PersistentKernel:
+def persistent_kernel(built: Built, compiling: Compiling) -> PersistentKernel:
     """The one kernel for the whole model; the model must have one."""
-    target = run.policy.target
+    target = built.policy.target
     assert isinstance(target, GpuTarget)
-    found = persistent(run.generated, 2, target, compiling)  # type: ignore[arg-type]
+    found = persistent(built.generated, 2, target, compiling)  # type: ignore[arg-type]
     assert not isinstance(found, Rejection), found
     return found[0]
 
@@ -134,9 +135,9 @@ class _Shared(Compilation):
         super().__init__(once.model, output, once.example, options, silent)
         self.once = once
 
-    def read(self) -> Any:
+    def read(self, machine: Machine) -> Any:
         if self.once.imported is None:
-            self.once.imported = super().read()
+            self.once.imported = super().read(machine)
         return self.once.imported
 
     def canonical(self, imported: Any, threads: int) -> Any:

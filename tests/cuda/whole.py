@@ -15,7 +15,9 @@ from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel, ProgramJob
 from gtco.codegen.nvrtc import Image
 from gtco.driver.compilation import Compilation, silent
 from gtco.driver.compiled import CompileReport
+from gtco.driver.finishing import finish
 from gtco.driver.library import Library
+from gtco.driver.phases import Built
 from gtco.machine.gpu import gpu_target
 from gtco.runtime.module import load
 from gtco.support.options import CompileOptions
@@ -81,47 +83,46 @@ def emulated(
     """The model compiled for ``arch`` and opened on the fake driver's GPU; see
     :func:`gtco.compile_model`.
     """
-    run, workers = prepared(folder, model, example, f"cuda:{arch}", **options)
+    run, built, workers = prepared(folder, model, example, f"cuda:{arch}", **options)
     generation = gpu_target(run.options.target).generation
     workers.link(10 * generation)
-    run.finish(folder)
+    finish(run, built, folder)
     driver.reset(1, generation // 10, generation % 10, 1)
     return run.report, load(run.output), workers
 
 
 def prepared(
     folder: Path, model: Any, example: Any, target: str, **options: Any
-) -> tuple[Compilation, Emulating]:
+) -> tuple[Compilation, Built, Emulating]:
     """The model's stages, the policy's pick for each, and their programs."""
     chosen = CompileOptions(target=target, **options)
     run = Compilation(model, folder / "model.so", example, chosen, silent)
     workers = Emulating(folder / "kernels.so")
-    run.partition(gpu_target(target), None)
-    run.build(workers)  # type: ignore[arg-type]
-    return run, workers
+    fused = run.partition(gpu_target(target), None)
+    return run, run.build(fused, workers), workers  # type: ignore[arg-type]
 
 
 def several(
     driver: FakeDriver, folder: Path, model: Any, example: Any, arch: str, **options: Any
 ) -> tuple[CompileReport, Any, Emulating]:
     """As :func:`emulated`, of a library of several sizes, which ``dims`` names."""
-    made, workers = prepared_library(folder, model, example, f"cuda:{arch}", **options)
+    made, built, workers = prepared_library(folder, model, example, f"cuda:{arch}", **options)
     generation = gpu_target(f"cuda:{arch}").generation
     workers.link(10 * generation)
-    made.finish(folder)
+    made.finish(built, folder)
     driver.reset(1, generation // 10, generation % 10, 1)
     return made.report(), load(folder / "model.so"), workers
 
 
 def prepared_library(
     folder: Path, model: Any, example: Any, target: str, **options: Any
-) -> tuple[Library, Emulating]:
+) -> tuple[Library, dict[Compilation, Built], Emulating]:
     """The library's variants with their stages, picks and programs."""
     chosen = CompileOptions(target=target, **options)
     made = Library(model, folder / "model.so", example, chosen, silent)
     workers = Emulating(folder / "kernels.so")
-    made.prepare(gpu_target(target), None, workers)  # type: ignore[arg-type]
-    return made, workers
+    built = made.prepare(gpu_target(target), None, workers)  # type: ignore[arg-type]
+    return made, built, workers
 
 
 def outputs(model: Any, workers: Emulating, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

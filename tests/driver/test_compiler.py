@@ -25,7 +25,7 @@ from gtco import verification
 from gtco.cli import main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver import compilation, making
+from gtco.driver import compilation, finishing, making
 from gtco.machine.target import Target, target
 from gtco.search.calibration import profile
 from gtco.search.calibration.profile import MachineTable
@@ -262,14 +262,14 @@ def test_wrong_kernels_are_not_published(monkeypatch: pytest.MonkeyPatch, tmp_pa
     model, library = mlp(layers=2), tmp_path / "mlp.so"
     compile_to_file(model, library, verify=True)
     before = library.read_bytes()
-    build = compilation.build_artifact
+    build = finishing.build_artifact
 
     def swapped(artifact: Any, *rest: Any) -> Path:
         (place, first), *others = artifact.weights
         weights = [(place, np.flip(first).copy()), *others]
         return build(dataclasses.replace(artifact, weights=weights), *rest)
 
-    monkeypatch.setattr(compilation, "build_artifact", swapped)
+    monkeypatch.setattr(finishing, "build_artifact", swapped)
     with pytest.raises(VerificationError, match="differs from ONNX Runtime"):
         compile_to_file(model, library, verify=True)
     assert library.read_bytes() == before

@@ -14,7 +14,8 @@ import pytest
 import gtco
 from gtco.codegen.generate import Generated
 from gtco.driver.compilation import Compilation, silent
-from gtco.driver.cooptimize import CutModel, Measured, cooptimize, part, rest
+from gtco.driver.cooptimize import Measured, cooptimize, part, rest
+from gtco.driver.phases import CutModel, Facts, Whole
 from gtco.graph.fusion.stages import Partition, fuse, rivals
 from gtco.graph.graph import Graph
 from gtco.machine.target import target
@@ -140,6 +141,10 @@ def recorded(
         yield compilation, records, policy, policy.policy
 
 
+def cut(compilation: Compilation, graph: Graph, policy: RecordedPolicy) -> Partition:
+    return compilation.fuse(Whole(graph, Facts(), policy)).partition
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> None:
     """The partition is not the cheapest by readings from many different times. One stage reads
@@ -149,7 +154,7 @@ def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> N
     """
     graph = block()
     with recorded(tmp_path) as (compilation, records, policy, analytic):
-        before = compilation.fuse(graph, policy)[1]
+        before = cut(compilation, graph, policy)
         slow = next(s for s in before.stages if "gelu" in s.label)
 
         def read(stages: Sequence[Stage], outcome: str) -> dict[str, int]:
@@ -163,7 +168,7 @@ def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> N
                 ended = [(s, analytic.predict(s)) for s in stages]
                 records.add(record(analytic, s, t, outcome=outcome, **of) for s, t in ended)
             policy.observe()
-            return compilation.fuse(graph, policy)[1].weights()
+            return cut(compilation, graph, policy).weights()
 
         assert read(before.stages, "kept") == before.weights()
         price, floor, possible = policy.predict, policy.floor, policy.possible
@@ -183,7 +188,7 @@ def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_
     """
     graph = block()
     with recorded(tmp_path) as (compilation, records, policy, analytic):
-        first = compilation.fuse(graph, policy)[1]
+        first = cut(compilation, graph, policy)
         heavy = next(s for s in first.stages if "gelu" in s.label)
         price = analytic.predict
 
@@ -208,7 +213,7 @@ def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_
             return steps.search()[1].weights()
 
         assert found() == rival.weights()
-        assert compilation.fuse(graph, policy)[1].weights() == first.weights()
+        assert cut(compilation, graph, policy).weights() == first.weights()
 
         def made(partition: Partition) -> Generated:
             stages = list(partition.stages)
@@ -223,7 +228,7 @@ def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_
         here = circumstances(policy.target)
         records.add(whole.refuted(made(first), made(rival), readings, known, here))
         assert found() == first.weights()
-        assert compilation.fuse(graph, policy)[1].weights() == first.weights()
+        assert cut(compilation, graph, policy).weights() == first.weights()
 
 
 def test_what_tuning_ended_with_is_compiled_from_its_records(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gtco.driver.compilation import Compilation, silent
+from gtco.driver.phases import Facts, Whole
 from gtco.graph.fusion.stages import Partition, fuse
 from gtco.graph.graph import Graph
 from gtco.machine.target import target
@@ -39,7 +40,7 @@ class Cut:
 
     def by(self, graph: Graph) -> dict[str, int]:
         self.policy.observe()
-        return self.compilation.fuse(graph, self.policy)[1].weights()
+        return self.compilation.fuse(Whole(graph, Facts(), self.policy)).partition.weights()
 
     def as_predicted(self, graph: Graph, without: str = "none") -> Partition:
         """The cheapest partition that has no stage with both gelu and this kind."""

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco import compiler
-from gtco.driver import compilation, making
+from gtco.driver import finishing, making
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.writing.table import plan_source
 from tests.end_to_end.nodes.runner import InProcess
@@ -61,13 +61,13 @@ def test_plan(
 ) -> None:
     artifacts: list[Artifact] = []
     monkeypatch.setattr(making, "Workers", InProcess)
-    build = compilation.build_artifact
+    build = finishing.build_artifact
 
     def keep(artifact: Artifact, *rest: Any) -> Any:
         artifacts.append(artifact)
         return build(artifact, *rest)
 
-    monkeypatch.setattr(compilation, "build_artifact", keep)
+    monkeypatch.setattr(finishing, "build_artifact", keep)
     compiler.compile_to_file(tiny(), tmp_path / "tiny.so", target=name, threads=2)
     (artifact,) = artifacts
     source = plan_source(artifact, weights_inside=True, identity=bytes(32))

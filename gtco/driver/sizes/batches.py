@@ -11,18 +11,22 @@ a search of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from gtco.driver.assembly import specs
 from gtco.driver.compilation import Compilation
+from gtco.driver.phases import Fused, Lowered
 from gtco.driver.sizes.forms import Forms
 from gtco.graph.batch import batched
+from gtco.graph.fusion.repeat import cheapest, skeleton
 from gtco.graph.samples import narrow
 from gtco.machine.target import Machine, Target
 from gtco.runtime.plan import Batch
 
 if TYPE_CHECKING:
+    from gtco.graph.fusion.dpof import Cost
     from gtco.graph.graph import Graph
     from gtco.graph.samples import Samples
 
@@ -45,33 +49,54 @@ def samples_of(graph: Graph, machine: Machine) -> Samples | None:
     return found if found is not None and [*_parts(found)] else None
 
 
-def cheapest_part(whole: Compilation, samples: Samples) -> tuple[Compilation, str]:
-    """The compilation of a part that is to replace ``whole``, which is cut into stages already, and
-    in words what it gains; ``whole`` itself if no part is predicted to gain enough.
+def cheapest_part(
+    whole: Compilation, fused: Fused, samples: Samples
+) -> tuple[Compilation, Fused, str]:
+    """The compilation of a part that is to replace ``whole``, and the part's stages; ``fused`` has
+    those of the whole. In words, what it gains. Gives ``whole`` and ``fused`` themselves if no part
+    is predicted to gain enough.
     """
     forms = Forms()
-    for stage in {stage.key: stage for stage in whole.found.stages}.values():
-        forms.learn(whole.policy, stage)
-    price = whole.predicted()
-    best: Compilation | None = None
+    for stage in {stage.key: stage for stage in fused.partition.stages}.values():
+        forms.learn(fused.policy, stage)
+    price = fused.predicted()
+    best: tuple[Compilation, Fused, Batch] | None = None
     least = price
     for batch in _parts(samples):
         run = whole.like(f"part={batch.part}")
-        run.batch = batch
-        run.lower_as(samples.at(batch.part), whole)
-        run.cut_as(whole, partial(forms.predict, whole.policy))
-        seconds = len(batch.firsts) * run.predicted()
-        if seconds >= least or len(batch.firsts) * len(run.found.stages) > MOST_CALLS:
+        run.said_as(whole)
+        lowered = Lowered(samples.at(batch.part), fused.whole.facts)
+        part = cut_as(run, lowered, batch, fused, partial(forms.predict, fused.policy))
+        seconds = len(batch.firsts) * part.predicted()
+        if seconds >= least or len(batch.firsts) * len(part.partition.stages) > MOST_CALLS:
             break
-        best, least = run, seconds
-    if best is None or best.batch is None or price < GAIN * least:
-        return whole, f"one pass of {samples.size}"
-    best.cut_again()
-    best.report.notes = [*dict.fromkeys((*whole.report.notes, *best.report.notes))]
-    best.report.phases = whole.report.phases
-    number, part = len(best.batch.firsts), best.batch.part
-    gain = price / (number * best.predicted())
-    return best, f"{number} parts of {part}, {gain:.2f} times as fast as one pass of {samples.size}"
+        best, least = (run, part, batch), seconds
+    if best is None or price < GAIN * least:
+        return whole, fused, f"one pass of {samples.size}"
+    run, part, batch = best
+    if not part.searched:
+        part = run.fuse(part.whole)
+    run.report.notes = [*dict.fromkeys((*whole.report.notes, *run.report.notes))]
+    run.report.phases = whole.report.phases
+    number = len(batch.firsts)
+    gain = price / (number * part.predicted())
+    said = f"{gain:.2f} times as fast as one pass of {samples.size}"
+    return run, part, f"{number} parts of {batch.part}, {said}"
+
+
+def cut_as(run: Compilation, lowered: Lowered, batch: Batch, other: Fused, price: Cost) -> Fused:
+    """A part of a batch, cut into the stages that ``other`` was cut into, the same model of more
+    samples, at this price of a stage. They are searched only if the graphs differ in more than
+    sizes.
+    """
+    policy = other.policy
+    whole = run.rounded(run.canonical(lowered, policy.target), policy)
+    whole = replace(whole, batch=batch)
+    if skeleton(whole.graph) == skeleton(other.whole.graph):
+        found = cheapest(whole.graph, [other.partition], price)
+        if found is not None:
+            return Fused(whole, *found, searched=False)
+    return run.fuse(whole)
 
 
 def sizes(samples: int) -> list[int]:

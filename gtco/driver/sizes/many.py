@@ -13,14 +13,16 @@ from math import prod
 from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.workers import Ahead, Workers
 from gtco.driver.checks import at_sizes
-from gtco.driver.compilation import Compilation, Progress, silent
+from gtco.driver.compilation import Among, Compilation, Progress, silent
+from gtco.driver.phases import Built, Fused, Lowered
 from gtco.driver.sizes.anchors import ANCHORS, anchors
 from gtco.driver.sizes.forms import form_of
 from gtco.driver.sizes.layouts import CLOSE, LOOKED_AT, SETTLED, WIDE
+from gtco.driver.sizes.shared import Shared
 from gtco.driver.sizes.sharing import Sharing
 from gtco.machine.target import Target
 from gtco.runtime.artifact import MAX_STEPS
-from gtco.search.records.records import Records
+from gtco.search.records.records import Record, Records
 from gtco.support.errors import OptionError
 from gtco.support.garbage import uncollected
 from gtco.support.sizes import apart, said
@@ -74,8 +76,8 @@ def wait(took: Sequence[float], many: int) -> str:
 
 class Many:
     """The compilations of all sizes. ``symbol``: of a range whose parts are among them, or "".
-    ``kept`` says then which of the parts at one choice of the other sizes the library gets, and
-    ``sure`` whether it gets a part whatever the others cost.
+    ``kept`` says then which of the parts at one choice of the other sizes the library gets, from
+    the stages of all so far, and ``sure`` whether it gets a part whatever the others cost.
     """
 
     def __init__(
@@ -83,24 +85,32 @@ class Many:
         sizes: Sequence[Mapping[str, int]],
         runs: Sequence[Compilation],
         symbol: str,
-        kept: Callable[[Sequence[int]], list[int]],
+        kept: Callable[[Sequence[int], Mapping[Compilation, Fused]], list[int]],
         sure: Callable[[int], bool],
         progress: Progress,
+        machine: Target,
     ) -> None:
         self.sizes, self.runs, self.symbol = sizes, runs, symbol
         self.kept, self.sure, self.progress = kept, sure, progress
-        self.sharing: Sharing  # once the machine is known
+        self.machine, self.sharing = machine, Sharing(machine)
+        self.fused: dict[Compilation, Fused] = {}  # until their kernels are made
         self._text = runs[0].options.dump is not None
         self._guessed: dict[str, tuple[Job | ProgramJob, Kernel | Failure]] = {}
 
-    def cut(self, machine: Target, records: Records | None, workers: Workers) -> list[int]:
+    def cut(
+        self,
+        lowered: dict[Compilation, Lowered],
+        records: Records | None,
+        shipped: Sequence[Record],
+        workers: Workers,
+    ) -> list[int]:
         """The steps from the model to the stages of each size, and the outlines of their kernels,
         which the workers make while the next size is cut. What kernels follow from the outlines so
         far they compile where they have nothing else to do; where more follows, a kernel is
         compiled again, so the library is the same whatever was compiled when. Gives the numbers of
-        the sizes that the library gets.
+        the sizes that the library gets. Takes out of ``lowered`` what was lowered already.
         """
-        self.sharing = Sharing(machine)
+        machine = self.machine
         choices, many = self._choices(), len(self.sizes)
         left = self._ends(choices)
         later = [numbers for numbers in choices if numbers not in left]
@@ -119,21 +129,23 @@ class Many:
                 self.progress("fuse", None, shown + wait(took, many))
                 size_start = time.perf_counter()
                 run = self.runs[number]
-                own, run.progress = run.progress, silent  # else hundreds of lines
-                run.scale, run.rewrites = scale_of(self.sizes[number]), done <= 2
-                with at_sizes(self.sizes[number]), uncollected():
-                    run.lower(machine)
-                    run.partition(machine, records)
-                run.progress = own
+                among = Among(scale_of(self.sizes[number]), done <= 2)
+                # silent, else there were hundreds of lines
+                with run.told(silent), at_sizes(self.sizes[number]), uncollected():
+                    read = lowered.pop(run, None) or run.lower(machine)
+                    simple = run.simplify(read, machine, among)
+                    del read
+                    self.fused[run] = run.cut(simple, machine, records, shipped, among)
+                    del simple
                 cut.append(number)
                 if done == 2 and not self.symbol:
-                    check_steps([len(self.runs[n].found.stages) for n in cut], many)
+                    check_steps([len(self.fused[self.runs[n]].partition.stages) for n in cut], many)
                 begun = time.perf_counter()
                 with uncollected():
                     new = [number] if self.sure(number) else []
                     for numbers in [one for one in left if {*cut}.issuperset(one)]:
                         left.remove(numbers)
-                        new += self.kept(numbers) if self.symbol else numbers
+                        new += self.kept(numbers, self.fused) if self.symbol else numbers
                     for one in new:
                         if one not in kept:
                             self.outline(self.runs[one], ahead)
@@ -161,12 +173,10 @@ class Many:
         self.progress("fuse", time.perf_counter() - start, what)
         return sorted(kept)
 
-    def generate(self, runs: Sequence[Compilation], workers: Workers) -> None:
+    def generate(self, runs: Sequence[Compilation], workers: Workers) -> dict[Compilation, Built]:
         """The kernels of the sizes that the library gets."""
-        start, own = time.perf_counter(), [run.progress for run in runs]
-        for run in runs:
-            run.progress = silent
-        with runs[0].phase("generate"):
+        start = time.perf_counter()
+        with runs[0].told(silent), runs[0].phase("generate"):
             made = self.sharing.compile(
                 self._text,
                 workers,
@@ -179,27 +189,28 @@ class Many:
         shared.picks |= {key: self.sharing.picks[key] for key in made}
         what = f"{len({k.symbol for _, k in made.values()})} kernels of {len(made)} stages"
         self.progress("generate", time.perf_counter() - start, what)
-        for run, progress in zip(runs, own, strict=True):
-            run.build(workers)
-            run.progress = progress
+        built: dict[Compilation, Built] = {}
+        for run in runs:
+            with run.told(silent):
+                built[run] = run.build(self.fused.pop(run), workers)
+        return built
 
     def outline(self, run: Compilation, ahead: Ahead) -> None:
         """Chooses the configs of the stages of one size. Their outlines are made meanwhile. A stage
         takes a config that differs from that of another size in its chunks at most, if that is
         predicted to be nearly as fast as its best.
         """
-        shared = run.shared
+        shared, fused = run.shared, self.fused[run]
         assert shared is not None
-        before = len(self.sharing.picks)
-        self.sharing.outline(run.found.stages, partial(self._choose, run), ahead)
+        before, stages = len(self.sharing.picks), fused.partition.stages
+        self.sharing.outline(stages, partial(self._choose, shared, fused), ahead)
         for key in [*self.sharing.picks][before:]:
             shared.forms.add(self.sharing.stages[key], self.sharing.picks[key].config)
-        shared.layouts.add_picks(run.found.stages, self.sharing.picks, run.graph.constants)
+        shared.layouts.add_picks(stages, self.sharing.picks, fused.graph.constants)
 
-    def _choose(self, run: Compilation, stage: Stage) -> Pick | None:
-        policy, shared = run.policy, run.shared
-        assert shared is not None
-        layouts, constants = shared.layouts, run.graph.constants
+    @staticmethod
+    def _choose(shared: Shared, fused: Fused, stage: Stage) -> Pick | None:
+        policy, layouts, constants = fused.policy, shared.layouts, fused.graph.constants
         known = {*shared.forms.of(stage)}
 
         def close(picks: Sequence[Pick]) -> list[Pick]:
@@ -209,7 +220,7 @@ class Many:
             alike = [p for p in fit if p.seconds <= CLOSE * fit[0].seconds]
             return sorted(alike, key=lambda pick: form_of(pick.config) not in known)
 
-        if not run.searched and (near := shared.forms.near(policy, stage)):
+        if not fused.searched and (near := shared.forms.near(policy, stage)):
             return next(iter(close(near)), near[0])
         best = layouts.choose(policy, {}, constants, stage)
         if best is None or not known or form_of(best.config) in known:

@@ -12,11 +12,13 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from gtco.driver.checks import at_sizes, check_dump
 from gtco.driver.compilation import Compilation
+from gtco.driver.phases import Lowered
 from gtco.driver.sizes import parts
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.fold_constants import fold_constants
@@ -32,7 +34,10 @@ Sizes = Mapping[str, int]
 class Proofs:
     """The proofs for a range of sizes of the dimension ``symbol``. ``at`` gives a compilation of
     any sizes. ``one_source``: is the model read once, and not exported for each of its shapes?
-    ``axes``: of each input and output that has the samples, once there is a proof.
+
+    - ``lowered``: the model as it was lowered for compilations so far; what a proof lowers is added
+      there, also by one that fails;
+    - ``axes``: of each input and output that has the samples, once there is a proof.
     """
 
     def __init__(
@@ -42,9 +47,10 @@ class Proofs:
         machine: Machine,
         at: Callable[[Sizes], Compilation],
         one_source: bool,
+        lowered: dict[Compilation, Lowered],
     ) -> None:
         self.symbol, self.sizes, self.machine = symbol, sizes, machine
-        self.at, self.one_source = at, one_source
+        self.at, self.one_source, self.lowered = at, one_source, lowered
         self.axes: Mapping[str, int | None] = {}
         self._first: Sizes = {}
         self._known: tuple[Samples, int] | None = None  # and the range's last size
@@ -63,7 +69,7 @@ class Proofs:
 
     def _prove(self, others: Sizes, parted: Mapping[int, Compilation]) -> None:
         """The proof from the model at several sizes."""
-        examples = {size: _bytes(run.example_inputs) for size, run in parted.items()}
+        examples = {size: _bytes(run.source.example_inputs) for size, run in parted.items()}
         more = parts.proof_sizes(self.sizes, sorted(parted), None if self.one_source else examples)
         runs = dict(parted)
         for size in more:
@@ -72,18 +78,20 @@ class Proofs:
         several = [size for size in sorted(runs) if size > 1]
         some, last = several[0], several[-1]
         # two sizes show most models that cannot be run in parts
-        graphs = {size: self._lowered(runs[size], size, others) for size in (some, last)}
-        kinds = runs[some].operators
+        graphs = {size: self._lowered(runs[size], size, others).graph for size in (some, last)}
+        kinds = self.lowered[runs[some]].facts.operators
         found = parts.proven(self.symbol, graphs, kinds)
         between = [] if narrow(found.graph) else several[1:-1]
         for size in runs:
             if size not in between and size not in graphs:
-                graphs[size] = self._lowered(runs[size], size, others)
+                graphs[size] = self._lowered(runs[size], size, others).graph
         if len(graphs) > 2:
             found = parts.proven(self.symbol, graphs, kinds)
         self._agree(found, others)
         for size in between:
-            runs[size].lower_as(found.at(size), runs[some])
+            self._take(runs[size], found.at(size), runs[some])
+        for size in more:  # no part
+            del self.lowered[runs[size]]
         if not narrow(found.graph):
             self._known = found, last
 
@@ -97,17 +105,20 @@ class Proofs:
         source = runs.get(known.size)
         if source is None:
             return False
-        graph = fold_constants(self._lowered(source, known.size, others))
+        lowered = self._lowered(source, known.size, others)
+        graph = fold_constants(lowered.graph)
         if narrow(graph) or (twin := known.like(graph, last)) is None:
             return False
         try:
-            found = samples_along(graph, twin, (known.size, last), self.symbol, source.operators)
+            found = samples_along(
+                graph, twin, (known.size, last), self.symbol, lowered.facts.operators
+            )
         except ShapeError:
             return False
         self._agree(found, others)
         for size, run in runs.items():
             if run is not source:
-                run.lower_as(found.at(size), source)
+                self._take(run, found.at(size), source)
         return True
 
     def _agree(self, found: Samples, others: Sizes) -> None:
@@ -119,9 +130,16 @@ class Proofs:
                 f"{said(others)} than at {said(self._first)}"
             )
 
-    def _lowered(self, run: Compilation, size: int, others: Sizes) -> Graph:
+    def _take(self, run: Compilation, graph: Graph, source: Compilation) -> None:
+        """``graph`` is the model of ``run``. It follows from that of ``source``."""
+        run.said_as(source)
+        self.lowered[run] = replace(self.lowered[source], graph=graph)
+
+    def _lowered(self, run: Compilation, size: int, others: Sizes) -> Lowered:
         try:
-            return run.lower(self.machine)
+            if run not in self.lowered:
+                self.lowered[run] = run.lower(self.machine)
+            return self.lowered[run]
         except GtcoError as error:
             if size in self.sizes:
                 with at_sizes({self.symbol: size, **others}):

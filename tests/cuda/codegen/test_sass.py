@@ -15,7 +15,7 @@ from gtco.codegen import sass
 from gtco.codegen.jobs import GpuKernel
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import MachineCode, machine_code
-from gtco.driver.compilation import Compilation
+from gtco.driver.phases import Built
 from gtco.machine.gpu import ARCHITECTURES, GpuTarget, gpu_target
 from gtco.search.gpu.policy import occupancy
 from gtco.support.errors import BuildError
@@ -100,16 +100,16 @@ WHOLE = [
 def test_the_stages_of_a_vision_transformer(
     tmp_path: Path, tiny: Once, compiling: Compiling, arch: str
 ) -> None:
-    run = tiny.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
-    assert stages_are_as_reckoned(run, compiling)
+    _, built = tiny.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
+    assert stages_are_as_reckoned(built, compiling)
 
 
 @pytest.mark.parametrize("arch", WHOLE)
 def test_the_persistent_kernel_of_a_vision_transformer(
     tmp_path: Path, tiny: Once, compiling: Compiling, arch: str
 ) -> None:
-    run = tiny.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
-    kernel = persistent_kernel(run, compiling)
+    _, built = tiny.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
+    kernel = persistent_kernel(built, compiling)
     code = machine_code(kernel.images[arch])[kernel.symbol]
     assert code.tensor_core > 0 and code.spilled == 0 and kernel.info["spilled_bytes"][arch] == 0
     # the compiler assumes that no warp diverges: shuffles and barriers have no second form
@@ -118,16 +118,16 @@ def test_the_persistent_kernel_of_a_vision_transformer(
     # through the cache of constants, as the inputs of a single kernel are.
     assert code.count("LDG") > 0 == code.count("LD", "ST")
     assert not [name for name in code.instructions if "CONSTANT" in name]
-    single = run.generated.kernels[run.generated.stages[0].key]
+    single = built.generated.kernels[built.generated.stages[0].key]
     assert isinstance(single, GpuKernel)
     inputs = machine_code(single.images[arch].cubin)[single.symbol].instructions
     assert any("CONSTANT" in name for name in inputs), "the test would not see them"
     # The barrier of all blocks has a fence and one arrival, and after it L1 is not trusted. The
     # same holds for a product whose tiles blocks share.
-    shared = sum(bool(of.counters) for of in run.generated.kernels.values())  # type: ignore[attr-defined]
+    shared = sum(bool(of.counters) for of in built.generated.kernels.values())  # type: ignore[attr-defined]
     assert code.count("MEMBAR") > 0 and code.count("ATOMG", "ATOM", "REDG") == 1 + shared
     assert code.instructions["CCTL.IVALL"] > 0 and code.count("CCTL") > 1  # and prefetches
-    images = [of.images[arch] for of in run.generated.kernels.values()]  # type: ignore[attr-defined]
+    images = [of.images[arch] for of in built.generated.kernels.values()]  # type: ignore[attr-defined]
     assert code.registers <= max(image.registers for image in images) + WALK
     used = Launch(1, kernel.threads, kernel.shared, code.registers, "fma", *[0.0] * 6)
     assert occupancy(used, gpu_target(f"cuda:{arch}")).blocks >= 1
@@ -138,16 +138,16 @@ def tiny() -> Once:
     return Once(seeded(TINY["vit"][0]()), (torch.zeros(1, 3, 32, 48),))
 
 
-def stages_are_as_reckoned(run: Compilation, compiling: Compiling) -> int:
+def stages_are_as_reckoned(built: Built, compiling: Compiling) -> int:
     """Checks that every kernel fits its GPU without spills, that it multiplies on Tensor Cores if
     it was priced with them, and that at least as many blocks run side by side as the policy
     expected. Gives the number of kernels that multiply on Tensor Cores.
     """
-    target = run.policy.target
+    target = built.policy.target
     assert isinstance(target, GpuTarget)
-    kernels: dict[str, Any] = run.generated.kernels  # type: ignore[assignment]
+    kernels: dict[str, Any] = built.generated.kernels  # type: ignore[assignment]
     launches: dict[str, Any] = {
-        key: pick.sketch.workload(pick.config) for key, pick in run.generated.choices.items()
+        key: pick.sketch.workload(pick.config) for key, pick in built.generated.choices.items()
     }
     on_tensor_cores = {key for key, of in launches.items() if of.unit.startswith("mma:")}
 
@@ -159,7 +159,7 @@ def stages_are_as_reckoned(run: Compilation, compiling: Compiling) -> int:
     cubins = [kernels[key].images[target.arch].cubin for key in seen]
     codes = dict(zip(seen, compiling.machine_codes(cubins), strict=True))
     faults = []
-    for key, pick in run.generated.choices.items():
+    for key, pick in built.generated.choices.items():
         kernel, output = kernels[key], pick.sketch.stage.output.type
         code = codes[key][kernel.symbol] if key in codes else None
         faults += [

@@ -17,7 +17,7 @@ from gtco.codegen.cuda import listing
 from gtco.codegen.jobs import GpuKernel
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
-from gtco.driver.compilation import Compilation
+from gtco.driver.phases import Built
 from gtco.tensor.space import Pick, configs
 from models.vit import VisionTransformer
 from tests.cuda.compiling import Compiling, Once
@@ -43,7 +43,7 @@ def update(request: pytest.FixtureRequest) -> bool:
 
 
 def shown(
-    path: Path, run: Compilation, compiling: Compiling, update: bool
+    path: Path, built: Built, compiling: Compiling, update: bool
 ) -> tuple[GpuKernel, Pick, str]:
     """The kernel that the page lists (after it was compared with the listing), its pick, and the
     page.
@@ -52,17 +52,17 @@ def shown(
     there = re.search(LISTING, page)
     assert there
     symbol = re.search(r"gtco_[0-9a-f]{16}", there[1])
-    assert symbol and symbol[0].removeprefix("gtco_") in run.generated.kernels, "another stage"
+    assert symbol and symbol[0].removeprefix("gtco_") in built.generated.kernels, "another stage"
     key = symbol[0].removeprefix("gtco_")
-    kernel = run.generated.kernels[key]
+    kernel = built.generated.kernels[key]
     assert isinstance(kernel, GpuKernel)
-    program = compiling.programs[kernel.symbol, run.policy.target.name]
+    program = compiling.programs[kernel.symbol, built.policy.target.name]
     printed = listing(program, kernel.images)
     if update:
         page = page.replace(there[1], printed)
         path.write_text(page)
     assert update or there[1] == printed, f"{path.name} shows what is printed no more"
-    return kernel, run.generated.choices[key], page
+    return kernel, built.generated.choices[key], page
 
 
 def instructions(ptx: str) -> Counter[str]:
@@ -90,8 +90,8 @@ def counts(page: str, after: str) -> list[tuple[str, int]]:
 
 
 def test_a_product(layer: Once, compiling: Compiling, tmp_path: Path, update: bool) -> None:
-    run = layer.compiled(tmp_path, "cuda:sm_80,sm_90a", compiling, precision="fp16")
-    kernel, pick, page = shown(DOCS / "cuda.md", run, compiling, update)
+    _, built = layer.compiled(tmp_path, "cuda:sm_80,sm_90a", compiling, precision="fp16")
+    kernel, pick, page = shown(DOCS / "cuda.md", built, compiling, update)
     assert pick.config["row"] == "mma.m16n8k16" and pick.config["mapping"] == "(r)(c)(d)"
     image = compile_cuda(kernel.source, "sm_80", True)
     there = instructions(image.ptx.decode())
@@ -106,8 +106,8 @@ def test_a_product(layer: Once, compiling: Compiling, tmp_path: Path, update: bo
 
 
 def test_an_attention(layer: Once, compiling: Compiling, tmp_path: Path, update: bool) -> None:
-    run = layer.compiled(tmp_path, "cuda:sm_80", compiling, precision="fp16")
-    kernel, pick, page = shown(DOCS / "cuda-attention.md", run, compiling, update)
+    _, built = layer.compiled(tmp_path, "cuda:sm_80", compiling, precision="fp16")
+    kernel, pick, page = shown(DOCS / "cuda-attention.md", built, compiling, update)
     decided = dict(re.findall(r"(?m)^\| `(\w+)` \| (\w+) \|", page))
     assert decided == {name: str(option) for name, option in pick.config.choices}
     assert f"picks it from {len(list(configs(pick.sketch)))} configs" in page

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gtco.codegen.jobs import GpuKernel
+from gtco.driver.finishing import finish
 from gtco.machine.gpu import ARCHITECTURES, GPUS
 from gtco.runtime.library import read_metadata
 from gtco.search.gpu.launches import MOST_THREADS
@@ -53,20 +54,20 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_images_for_every_architecture(
     once: Once, compiling: Compiling, tmp_path: Path, precision: str
 ) -> None:
-    run = once.compiled(tmp_path, EVERY, compiling, precision=precision)
+    run, built = once.compiled(tmp_path, EVERY, compiling, precision=precision)
     assert not run.report.notes
-    for key, kernel in run.generated.kernels.items():
+    for key, kernel in built.generated.kernels.items():
         assert isinstance(kernel, GpuKernel) and set(kernel.images) == set(ARCHITECTURES)
         for arch, image in kernel.images.items():
             gpu = next(gpu for gpu in GPUS.values() if gpu.arch == arch)
             assert image.registers * kernel.threads <= gpu.registers_sm
             assert image.shared + kernel.shared <= gpu.shared
-            assert image.spills <= FEW, run.generated.choices[key].config
+            assert image.spills <= FEW, built.generated.choices[key].config
     if precision == "fp16":  # the linked files differ only in bytes
-        run.finish(tmp_path)
+        finish(run, built, tmp_path)
         metadata = read_metadata(run.output)
         assert metadata["target"]["images"] == list(ARCHITECTURES)
-        assert len(metadata["steps"]) == len(run.generated.stages)
+        assert len(metadata["steps"]) == len(built.generated.stages)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -74,8 +75,8 @@ def test_images_for_every_architecture(
 def test_persistent_kernels_spill_nothing(
     once: Once, compiling: Compiling, tmp_path: Path, arch: str
 ) -> None:
-    run = once.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
-    kernel = persistent_kernel(run, compiling)
+    _, built = once.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
+    kernel = persistent_kernel(built, compiling)
     print(arch, kernel.threads, kernel.info)
     assert kernel.info["spilled_bytes"] == {arch: 0} and kernel.images[arch]
     assert kernel.threads <= MOST_THREADS
@@ -86,5 +87,5 @@ def test_persistent_kernels_spill_nothing(
 def test_machine_code_is_as_reckoned(
     once: Once, compiling: Compiling, tmp_path: Path, arch: str
 ) -> None:
-    run = once.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
-    assert stages_are_as_reckoned(run, compiling)
+    _, built = once.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
+    assert stages_are_as_reckoned(built, compiling)

@@ -64,8 +64,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Emulating]:
 def bundled(folder: Path, workers: Emulating) -> Path:
     options = CompileOptions(target=TARGET, precision="fp16")
     run = Compilation(model(), folder / "made" / "block.bundle", None, options, silent)
-    run.partition(gpu_target(TARGET), None)
-    artifact = bundle(run, PER_STAGE, workers)  # type: ignore[arg-type]
+    fused = run.partition(gpu_target(TARGET), None)
+    artifact = bundle(run, fused, PER_STAGE, workers)  # type: ignore[arg-type]
     workers.link(800)
     with staging(run.output) as staged:
         publish_alone(staged, artifact, run.output)
@@ -115,9 +115,9 @@ def test_a_candidate_that_computes_something_else_is_never_picked(
     with Records(base) as kept:
         kept.add(r for r in found if r.outcome == "wrong")  # and no pick
         run = Compilation(model(), tmp_path / "model.so", None, options, silent)
-        run.partition(gpu_target(TARGET), kept)
-        for stage in run.found.stages:
-            pick = run.policy.choose(stage)
+        fused = run.partition(gpu_target(TARGET), kept)
+        for stage in fused.partition.stages:
+            pick = fused.policy.choose(stage)
             assert pick is not None
             assert (stage.key, json.dumps(pick.config.to_json())) not in wrong
 
@@ -201,7 +201,7 @@ def test_a_compile_follows_the_answers(made: tuple[Path, Emulating], tmp_path: P
     (tmp_path / "answers.jsonl").write_text(answered(made[0], best=1))
     base = tmp_path / "gpu.records"
     assert main(["records", "import", str(base), str(tmp_path / "answers.jsonl")]) == 0
-    plain, _ = prepared(tmp_path, model(), None, TARGET, precision="fp16")
+    _, plain, _ = prepared(tmp_path, model(), None, TARGET, precision="fp16")
     wanted = {
         step["key"]: step["schedule"]
         for step in read_metadata(made[0])["steps"]
@@ -211,20 +211,18 @@ def test_a_compile_follows_the_answers(made: tuple[Path, Emulating], tmp_path: P
     with Records(base) as kept:
         run = Compilation(model(), tmp_path / "model.so", None, options, silent)
         workers: Any = Emulating(tmp_path / "more.so")
-        run.partition(gpu_target(TARGET), kept)
-        run.build(workers)
+        built = run.build(run.partition(gpu_target(TARGET), kept), workers)
         other = Compilation(model(), tmp_path / "model.so", None, options, silent)
         other.partition(gpu_target("cuda:sm_90a"), kept)
-    followed = {
-        key: pick.config.to_json() for key, pick in run.generated.choices.items() if key in wanted
-    }
+    choices = built.generated.choices
+    followed = {key: pick.config.to_json() for key, pick in choices.items() if key in wanted}
     assert followed and followed == {key: wanted[key] for key in followed}
     assert any(
         plain.generated.choices[key].config.to_json() != config
         for key, config in followed.items()
         if key in plain.generated.choices
     )
-    some, every = len(followed), len(run.generated.choices)
+    some, every = len(followed), len(built.generated.choices)
     said = f"{some} of {every} different stages follow what {base} says of a Some GPU"
     assert any(note.startswith(said) for note in run.report.notes)
     assert any("holds nothing" in note for note in other.report.notes)  # of another target
@@ -245,10 +243,9 @@ def test_how_many_stages_follow_the_answers_is_said(
         ):
             run = Compilation(source, tmp_path / "model.so", None, options, silent)
             workers: Any = Emulating(tmp_path / f"{len(source)}.so")
-            run.partition(gpu_target(TARGET), kept)
-            run.build(workers)
+            built = run.build(run.partition(gpu_target(TARGET), kept), workers)
             (note,) = (note for note in run.report.notes if str(base) in note)
-            assert note.startswith(said.format(len(run.generated.choices), base))
+            assert note.startswith(said.format(len(built.generated.choices), base))
 
 
 def test_records_of_two_gpus_are_not_mixed(made: tuple[Path, Emulating], tmp_path: Path) -> None:

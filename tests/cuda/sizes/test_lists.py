@@ -164,11 +164,11 @@ def test_weights_are_stored_once_for_each_layout(tmp_path: Path) -> None:
     def weights(**dims: Any) -> int:
         folder = tmp_path / f"{len(dims)}{dims}"
         folder.mkdir()
-        made, workers = prepared_library(
+        made, built, workers = prepared_library(
             folder, convolution().SerializeToString(), None, "cuda:sm_80", **dims
         )
         workers.link(800)
-        made.finish(folder)
+        made.finish(built, folder)
         return int(read_metadata(folder / "model.so")["weights_bytes"])
 
     one = weights(shapes={"x.2": 8, "x.3": 8})
@@ -184,7 +184,7 @@ def test_one_kernel_for_several_shapes_is_refused(tmp_path: Path) -> None:
             compile_to_file(
                 batched(), out, dims=dims, target="cuda:sm_80", launches="persistent"
             )
-    made, _ = prepared_library(
+    made, _, _ = prepared_library(
         tmp_path, batched().SerializeToString(), None, "cuda:sm_80",
         dims={"batch": [1, 2]}, launches="auto",
     )  # fmt: skip

@@ -55,11 +55,11 @@ def made(name: str, arch: str, precision: str) -> tuple[Any, GpuArtifact, CudaPr
     model, x = seeded(create()), torch.randn(1, *shape)
     with TemporaryDirectory() as folder:
         target = f"cuda:{arch}"
-        run, workers = prepared(Path(folder), model, (x,), target, precision=precision)
-    found = persistent(run.generated, 2, gpu_target(target), workers)  # type: ignore[arg-type]
+        _, built, workers = prepared(Path(folder), model, (x,), target, precision=precision)
+    found = persistent(built.generated, 2, gpu_target(target), workers)  # type: ignore[arg-type]
     assert not isinstance(found, Rejection), found
     artifact = assemble(
-        "m", run.graph, run.generated, gpu_target(target), 0, precision, [], found[0]
+        "m", built.model.graph, built.generated, gpu_target(target), 0, precision, [], found[0]
     )
     assert isinstance(artifact, GpuArtifact)
     return (model, x), artifact, workers.persistent[found[0].symbol]
@@ -106,21 +106,21 @@ def test_a_stage_of_many_threads_has_fewer_in_it(tmp_path: Path) -> None:
     """
     target, layer = gpu_target("cuda:sm_80"), torch.nn.LayerNorm(64)
     x = torch.randn(150, 64)
-    run, workers = prepared(tmp_path, layer, (x,), "cuda:sm_80")
-    (stage,) = run.generated.stages
-    sketch: Any = run.generated.choices[stage.key].sketch
+    _, built, workers = prepared(tmp_path, layer, (x,), "cuda:sm_80")
+    (stage,) = built.generated.stages
+    sketch: Any = built.generated.choices[stage.key].sketch
     wide = next(c for c in configs(sketch) if sketch.workload(c).threads > MOST_THREADS)
-    run.generated.choices[stage.key] = Pick(sketch, wide, 1e-6)
-    (built,) = workers.build([Job(f"gtco_{stage.key}", stage.canonical, wide, target)])
-    assert isinstance(built, GpuKernel)
-    run.generated.kernels[stage.key] = built
-    found = persistent(run.generated, 2, target, workers)  # type: ignore[arg-type]
+    built.generated.choices[stage.key] = Pick(sketch, wide, 1e-6)
+    (wider,) = workers.build([Job(f"gtco_{stage.key}", stage.canonical, wide, target)])
+    assert isinstance(wider, GpuKernel)
+    built.generated.kernels[stage.key] = wider
+    found = persistent(built.generated, 2, target, workers)  # type: ignore[arg-type]
     assert not isinstance(found, Rejection), found
     kernel = found[0]
-    assert kernel.threads <= MOST_THREADS < built.threads
-    assert kernel.tasks[0] > built.grid[0]
-    artifact = assemble("m", run.graph, run.generated, target, 0, "fp32", [], kernel)
-    assert isinstance(artifact, GpuArtifact) and artifact.steps[0].threads == built.threads
+    assert kernel.threads <= MOST_THREADS < wider.threads
+    assert kernel.tasks[0] > wider.grid[0]
+    artifact = assemble("m", built.model.graph, built.generated, target, 0, "fp32", [], kernel)
+    assert isinstance(artifact, GpuArtifact) and artifact.steps[0].threads == wider.threads
     program = workers.persistent[kernel.symbol]
     answer = walk(artifact, program, {artifact.inputs[0].name: x.numpy()}, blocks=2, arch=800)
     wanted = layer(x).detach().numpy()
@@ -132,7 +132,7 @@ def test_where_it_spills_it_has_no_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spilling: tuple[str, ...]
 ) -> None:
     target = "cuda:sm_80,sm_90a"
-    run, workers = prepared(tmp_path, torch.nn.Linear(64, 32), (torch.zeros(1, 64),), target)
+    _, built, workers = prepared(tmp_path, torch.nn.Linear(64, 32), (torch.zeros(1, 64),), target)
     build = workers.build
 
     def spilled(jobs: Any) -> Any:
@@ -142,7 +142,7 @@ def test_where_it_spills_it_has_no_image(
             yield replace(kernel, images=images)
 
     monkeypatch.setattr(workers, "build", spilled)
-    found = persistent(run.generated, 2, gpu_target(target), workers)  # type: ignore[arg-type]
+    found = persistent(built.generated, 2, gpu_target(target), workers)  # type: ignore[arg-type]
     assert not isinstance(found, Rejection), found
     assert {arch for arch, cubin in found[0].images.items() if not cubin} == set(spilling)
     assert found[0].info["spilled_bytes"] == {a: 8 * (a in spilling) for a in found[0].images}
@@ -172,13 +172,13 @@ def test_a_stage_that_no_registers_hold_leaves_it_without_an_image(
 ) -> None:
     """As ptxas reports it."""
     layer, target = torch.nn.LayerNorm(64), "cuda:sm_80"
-    run = Once(layer, (torch.zeros(150, 64),)).compiled(tmp_path, target, compiling)
-    ((key, kernel),) = run.generated.kernels.items()
+    _, built = Once(layer, (torch.zeros(150, 64),)).compiled(tmp_path, target, compiling)
+    ((key, kernel),) = built.generated.kernels.items()
     assert isinstance(kernel, GpuKernel) and kernel.threads <= MOST_THREADS
     if hungry:
         text = HUNGRY.format(symbol=kernel.symbol)
-        run.generated.kernels[key] = replace(kernel, source=text, threads=256)
-    found = persistent_kernel(run, compiling)
+        built.generated.kernels[key] = replace(kernel, source=text, threads=256)
+    found = persistent_kernel(built, compiling)
     assert bool(found.info["spilled_bytes"]["sm_80"]) == hungry
     assert bool(found.images["sm_80"]) != hungry
 
@@ -221,9 +221,9 @@ def _alike(sketch: Any, config: Config, number: int) -> dict[str, CudaProgram]:
 def test_no_more_is_fetched_ahead_than_l2_keeps(tmp_path: Path) -> None:
     layer = torch.nn.Linear(64, 32)
     target = gpu_target("cuda:sm_80")
-    run, workers = prepared(tmp_path, layer, (torch.zeros(1, 64),), "cuda:sm_80")
+    _, built, workers = prepared(tmp_path, layer, (torch.zeros(1, 64),), "cuda:sm_80")
     for l2, wanted in ((target.l2, 4 * 64 * 32), (6000, 3000)):
-        found = persistent(run.generated, 2, replace(target, l2=l2), workers)  # type: ignore[arg-type]
+        found = persistent(built.generated, 2, replace(target, l2=l2), workers)  # type: ignore[arg-type]
         assert not isinstance(found, Rejection), found
         assert max(nbytes for _, nbytes in found[0].prefetches) == wanted
 

@@ -342,12 +342,12 @@ def test_no_persistent_kernel_is_made_of_them(
     is refused.
     """
     module, x = two_layers()
-    run, workers = prepared(tmp_path, module, (x,), HOPPER, precision="fp16")
-    kernels: Any = run.generated.kernels
+    _, built, workers = prepared(tmp_path, module, (x,), HOPPER, precision="fp16")
+    kernels: Any = built.generated.kernels
     assert any(has_roles(kernel.source) for kernel in kernels.values())
-    found = persistent(run.generated, 2, TARGET, workers)  # type: ignore[arg-type]
+    found = persistent(built.generated, 2, TARGET, workers)  # type: ignore[arg-type]
     assert not isinstance(found, Rejection)
     assert not has_roles(workers.persistent[found[0].symbol].source)
     monkeypatch.setattr(gtco.driver.persistent, "narrow", lambda policy, pick: pick)
-    refused = persistent(run.generated, 2, TARGET, workers)  # type: ignore[arg-type]
+    refused = persistent(built.generated, 2, TARGET, workers)  # type: ignore[arg-type]
     assert isinstance(refused, Rejection) and refused.reason == "warp roles"

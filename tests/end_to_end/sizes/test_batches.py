@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 
 from gtco import cli
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver.compilation import Compilation
 from gtco.driver.compiled import CompiledModel
+from gtco.driver.phases import Fused
 from gtco.driver.sizes import batches
 from gtco.runtime.module import load
 from gtco.runtime.plan import Batch, TensorSpec
@@ -33,7 +33,7 @@ def parted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def take(part: int) -> None:
         monkeypatch.setattr(batches, "sizes", lambda samples: [part])
-        monkeypatch.setattr(Compilation, "predicted", lambda run: 1e-6 if run.batch else 1.0)
+        monkeypatch.setattr(Fused, "predicted", lambda f: 1e-6 if f.whole.batch else 1.0)
 
     return take
 
@@ -109,9 +109,9 @@ def test_what_the_predictions_decide(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def of(prices: dict[int, float], samples: int = 32) -> int | None:
         monkeypatch.setattr(
-            Compilation,
+            Fused,
             "predicted",
-            lambda run: prices[run.batch.part if run.batch else samples],
+            lambda f: prices[f.whole.batch.part if f.whole.batch else samples],
         )
         with at(samples) as model:
             firsts = model.metadata.get("parts")
