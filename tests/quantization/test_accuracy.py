@@ -16,6 +16,7 @@ from gtco.frontend.weights import whole
 from gtco.machine.target import detect
 from gtco.quantization.reading import read_model
 from gtco.tensor.intrinsics.table import kinds
+from tests.few_nodes import by_onnxruntime
 from tests.kernels import assert_close
 from tests.quantization.digits import Digits, cnn, digits, right, swin, vit
 from tests.quantization.models import quantized
@@ -100,13 +101,8 @@ def test_weights_alone_keep_the_accuracy(trained: Train, side: int, bits: int, l
     scores = scores_of(compiled, held_out)
     assert wanted - right(scores) <= lost * len(held_out.images)
     assert any(t.startswith(f"int{bits}[") for stage in compiled.stages for t in stage["inputs"])
-    plain = onnxruntime.SessionOptions()  # else it rounds activations to 8 bits
-    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        q.model.SerializeToString(), plain, providers=["CPUExecutionProvider"]
-    )
-    few = held_out.images[:8].numpy()
-    others = [session.run(None, {session.get_inputs()[0].name: image[None]})[0] for image in few]
+    few, name = held_out.images[:8].numpy(), q.model.graph.input[0].name
+    others = [by_onnxruntime(q.model, {name: image[None]})[0] for image in few]
     assert_close(scores[: len(few)], np.concatenate(others), 1e-4)
 
 

@@ -143,12 +143,10 @@ def _depth(stage: Stage, main: Operator) -> int:
     return second[-1] + second[-2] if main.kind == "attention" else second[-2]
 
 
-def prompt(
-    vocabulary: Vocabulary, stage: Stage, machine: list[str], longest: int = LONGEST
-) -> list[int]:
-    """The prompt in numbers: the machine's words, then the stage's, cut at ``longest``."""
+def prompt(vocabulary: Vocabulary, stage: Stage, machine: list[str]) -> list[int]:
+    """The prompt in numbers: the machine's words, then the stage's, cut at :data:`LONGEST`."""
     numbers = [vocabulary.number(word) for word in (BEGIN, *machine)]
     for word in stage_words(stage.canonical):
         spelled = vocabulary.spell(word) if isinstance(word, int) else (vocabulary.number(word),)
         numbers += spelled
-    return numbers[:longest]
+    return numbers[:LONGEST]

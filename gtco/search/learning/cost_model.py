@@ -23,6 +23,7 @@ from gtco.search.learning.features import NAMES
 
 LEAST = 24  # measured programs that a model needs
 TREES = 120
+FOLDS = 4  # that programs are held out in
 PARAMETERS = {
     "objective": "reg:squarederror",
     "eta": 0.1,
@@ -139,20 +140,19 @@ def quality(
 
 
 def held_out(
-    examples: Sequence[Example], *, folds: int = 4, whole_stages: bool = False, seed: int = 0
+    examples: Sequence[Example], *, whole_stages: bool = False
 ) -> dict[str, tuple[Quality, Quality]]:
     """For each stage, how the analytic price and a model rank programs that the model has not seen:
-    a share ``1 / folds`` of all programs or, if ``whole_stages``, all programs of the stage.
+    a share ``1 / FOLDS`` of all programs or, if ``whole_stages``, all programs of the stage.
     """
-    random = np.random.default_rng(seed)
     if whole_stages:
         fold_of = {stage: n for n, stage in enumerate(dict.fromkeys(e.stage for e in examples))}
         parts = np.array([fold_of[e.stage] for e in examples])
     else:
-        parts = random.permutation(len(examples)) % folds
+        parts = np.random.default_rng(0).permutation(len(examples)) % FOLDS
     scores = np.zeros((2, len(examples)))
     for part in np.unique(parts):
-        model = CostModel(seed)
+        model = CostModel()
         asked = [e for e, p in zip(examples, parts, strict=True) if p == part]
         scores[0, parts == part] = model.rated(asked)
         model.train([e for e, p in zip(examples, parts, strict=True) if p != part])

@@ -29,8 +29,6 @@ def evolve(
     rng: Random,
     avoid: Collection[Config] = (),
     *,
-    population: int = POPULATION,
-    generations: int = GENERATIONS,
     epsilon: float = EPSILON,
 ) -> list[Config]:
     """Up to ``count`` different configs that are worth measuring, without those to ``avoid`` and
@@ -47,10 +45,10 @@ def evolve(
         scored.update(zip(new, score(new), strict=True))
 
     generation = [config for config in dict.fromkeys(seeds) if space.check(config) is None]
-    _fill(generation, population, lambda: space.sample(rng))
+    _fill(generation, POPULATION, lambda: space.sample(rng))
     known(generation)
-    for _ in range(generations):
-        generation = _children(space, generation, scored, population, rng)
+    for _ in range(GENERATIONS):
+        generation = _children(space, generation, scored, rng)
         known(generation)
     blind = ceil(epsilon * count)
     ranked = sorted(scored, key=lambda config: -scored[config])
@@ -86,7 +84,6 @@ def _children(
     space: Space,
     generation: Sequence[Config],
     scored: Mapping[Config, float],
-    count: int,
     rng: Random,
 ) -> list[Config]:
     """The next generation. Parents are drawn by rank, the better ones more often. A child without a
@@ -103,7 +100,7 @@ def _children(
         return space.mutate(one, rng)
 
     found: list[Config] = []
-    _fill(found, count, child, scored)
+    _fill(found, POPULATION, child, scored)
     return found or ranked
 
 

@@ -12,6 +12,7 @@ import pytest
 import gtco
 from gtco.machine.target import detect
 from gtco.tensor.intrinsics.table import kinds
+from tests.few_nodes import by_onnxruntime
 from tests.kernels import fresh_seed
 
 STATIC = """<ir_version: 9, opset_import: ["" : 17]>
@@ -76,10 +77,7 @@ def compared(
     model: onnx.ModelProto, feeds: dict[str, np.ndarray]
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], set[str]]:
     """Each output of gtco and of ONNX Runtime, and the sketches of gtco's stages."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    wanted = session.run(None, feeds)
+    wanted = by_onnxruntime(model, feeds)
     compiled = gtco.compile_model(model, tune="off", strict=True)
     got = compiled(*feeds.values())
     names = [o.name for o in model.graph.output]

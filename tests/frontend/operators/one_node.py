@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.lower.walk import lower
+from tests.few_nodes import by_onnxruntime
 
 Arrays = dict[str, np.ndarray]
 
@@ -39,12 +39,7 @@ def check(model: onnx.ModelProto, inputs: Arrays, tolerance: float = 2e-5) -> li
     """The outputs of the lowered graph, evaluated with numpy. They must agree with those of ONNX
     Runtime, up to ``tolerance`` times the largest finite value of an output.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    wanted = session.run(None, inputs)
+    wanted = by_onnxruntime(model, inputs)
     for value, array in zip(model.graph.output, wanted, strict=True):
         dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
         value.CopyFrom(helper.make_tensor_value_info(value.name, dtype, array.shape))
