@@ -2,7 +2,7 @@
 
 What goes over all models of a call (the cache, tuning, putting in place) is in
 :mod:`gtco.driver.making`. Each model is a :class:`gtco.driver.library.Library`, and each size of it
-a :class:`gtco.driver.compilation.Compilation`, which has the steps.
+a :class:`gtco.driver.compilation.Compilation`, which has the phases.
 """
 
 from __future__ import annotations

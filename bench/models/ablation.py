@@ -23,7 +23,7 @@ from rich.table import Table
 
 from gtco import compiler
 from gtco.cli.arguments import positive
-from gtco.driver import library as driver_library
+from gtco.driver import compilation
 from gtco.driver.compilation import Among, Compilation
 from gtco.driver.phases import Fused, Simplified, Whole
 from gtco.graph.fusion.greedy import fuse_greedy
@@ -207,12 +207,12 @@ def measure(model: str, options: argparse.Namespace) -> list[Row]:
 @contextmanager
 def compiled_by(variant: type[Compilation]) -> Iterator[None]:
     """Makes compiles of this process use the variant's steps."""
-    kept = driver_library.Compilation
-    driver_library.Compilation = variant  # type: ignore[misc]
+    kept = compilation.Compilation
+    compilation.Compilation = variant  # type: ignore[misc]
     try:
         yield
     finally:
-        driver_library.Compilation = kept  # type: ignore[misc]
+        compilation.Compilation = kept  # type: ignore[misc]
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.driver.backend import backend_of
-from gtco.driver.checks import check_dump, check_sizes
-from gtco.driver.compiled import CompileReport
+from gtco.driver.checks import check_dump, check_sizes, is_onnx, is_program
+from gtco.driver.compiled import OF_ALL, CompileReport
 from gtco.driver.phases import Built, CutModel, Facts, Fused, Lowered, Simplified, Whole
 from gtco.driver.reading import Source
 from gtco.driver.sizes.shared import Shared
@@ -354,3 +354,38 @@ class Compilation:
             if kernel.text:
                 self.dump(f"6-{kernel.symbol}.{suffix}", kernel.text)
         return result
+
+
+def compilation_at(
+    model: Any,
+    output: Path,
+    example_inputs: Any,
+    options: CompileOptions,
+    progress: Progress,
+    sizes: Mapping[str, int],
+    shared: Shared | None,
+    label: str,
+) -> Compilation:
+    """The compilation of one variant: its sizes, as the model's dimensions are named, are fixed as
+    those of ``shapes`` are. ``label`` says which it is.
+    """
+    given = dict(sizes)
+    # a module has only the shapes of its example inputs, and no dimensions that have names
+    if given and not is_onnx(model) and not is_program(model):
+        from gtco.frontend.pytorch.examples import resized
+
+        example_inputs = resized(model, example_inputs, given)
+        given = {}
+    own = replace(options, shapes={**options.shapes, **given}, dims={})
+    if shared is None:
+        return Compilation(model, output, example_inputs, own, progress)
+    own = replace(own, launches="graph")  # a kernel of all steps has those of one shape
+    if own.dump is not None:
+        own = replace(own, dump=own.dump / label.replace(", ", ",").replace("/", "_"))
+
+    def labelled(phase: str, seconds: float | None, detail: Any) -> None:
+        if phase not in OF_ALL and isinstance(detail, str):
+            detail = f"{label}: {detail}" if detail else label
+        progress(phase, seconds, detail)
+
+    return Compilation(model, output, example_inputs, own, labelled, shared)

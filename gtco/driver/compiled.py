@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from gtco.driver.layers import StageLosses
     from gtco.quantization.report import QuantizationReport
     from gtco.tuning.whole import ModelVerdict
+
+OF_ALL = ("calibrate", "tune")  # phases that go over all variants of a library
 
 
 @dataclass
@@ -60,6 +63,39 @@ class CompileReport:
     @property
     def seconds(self) -> float:
         return sum(seconds for _, seconds in self.phases)
+
+
+def of_all(variants: Mapping[str, CompileReport]) -> CompileReport:
+    """The report of a library of several variants, by those of each."""
+    first, *others = variants.values()
+    phases = list(first.phases)
+    for report in others:
+        phases += [(name, seconds) for name, seconds in report.phases if name not in OF_ALL]
+    return replace(
+        first,
+        phases=phases,
+        stages=[],
+        notes=notes_of_all(variants),
+        predicted_seconds=0.0,
+        tuning=[stage for report in variants.values() for stage in report.tuning],
+        verification=None,
+        losses=None,
+        fusion="",
+        settled=None,
+        variants=dict(variants),
+    )
+
+
+def notes_of_all(variants: Mapping[str, CompileReport]) -> list[str]:
+    """The notes of all variants; a note that not all have says whose it is."""
+    found: dict[str, list[str]] = {}
+    for name, report in variants.items():
+        for note in report.notes:
+            found.setdefault(note, []).append(name)
+    return [
+        note if len(whose) == len(variants) else f"{'; '.join(whose)}: {note}"
+        for note, whose in found.items()
+    ]
 
 
 class CompiledModel(Model):

@@ -11,8 +11,8 @@ from typing import Any
 
 from gtco.codegen.workers import Workers
 from gtco.driver.checks import at_sizes, check_dump, is_onnx, is_program
-from gtco.driver.compilation import Compilation, Progress
-from gtco.driver.compiled import CompileReport
+from gtco.driver.compilation import Compilation, Progress, compilation_at
+from gtco.driver.compiled import CompileReport, notes_of_all, of_all
 from gtco.driver.finishing import finish, identifier, memory, tell, verify, verify_layers
 from gtco.driver.phases import Built, Fused, Lowered
 from gtco.driver.sizes import batches, parts
@@ -39,7 +39,6 @@ from gtco.support.sizes import (
     stepped,
 )
 
-OF_ALL = ("calibrate", "tune")  # phases that go over all variants
 MOST_VERIFIED = 16  # variants of a library that --verify compares
 
 
@@ -73,7 +72,7 @@ class Library:
             places = {**fixed(self._way), **self._by_place(sizes)}
             own = shared if self._several else None
             label = said(sizes)
-            return _compilation(
+            return compilation_at(
                 model, self.output, example_inputs, options, progress, places, own, label
             )
 
@@ -333,37 +332,12 @@ class Library:
         """What the compile did; that of several variants has the report of each."""
         if self.fetched is not None:
             return self.fetched
-        if not self._several:
-            return self.compilations[0].report
-        first = self.compilations[0].report
-        reports = [c.report for c in self.compilations]
-        phases = list(first.phases)
-        for report in reports[1:]:
-            phases += [(name, seconds) for name, seconds in report.phases if name not in OF_ALL]
-        return replace(
-            first,
-            phases=phases,
-            stages=[],
-            notes=self._notes(reports),
-            predicted_seconds=0.0,
-            tuning=[stage for report in reports for stage in report.tuning],
-            verification=None,
-            losses=None,
-            fusion="",
-            settled=None,
-            variants={said(sizes): r for sizes, r in zip(self.sizes, reports, strict=True)},
-        )
+        return of_all(self._reports()) if self._several else self.compilations[0].report
 
-    def _notes(self, reports: Sequence[CompileReport]) -> list[str]:
-        """The notes of all variants; a note that not all have says whose it is."""
-        found: dict[str, list[str]] = {}
-        for sizes, report in zip(self.sizes, reports, strict=True):
-            for note in report.notes:
-                found.setdefault(note, []).append(said(sizes))
-        return [
-            note if len(whose) == len(reports) else f"{'; '.join(whose)}: {note}"
-            for note, whose in found.items()
-        ]
+    def _reports(self) -> dict[str, CompileReport]:
+        """The report of each variant, by its sizes."""
+        variants = zip(self.sizes, self.compilations, strict=True)
+        return {said(sizes): run.report for sizes, run in variants}
 
     def finish(self, made: dict[Compilation, Built], folder: Path) -> None:
         """The library, made in ``folder`` and compared where that is asked for. Takes its own out
@@ -409,7 +383,7 @@ class Library:
             target,
             first.options.threads,
             facts.precision,
-            self._notes([run.report for run in self.compilations]),
+            notes_of_all(self._reports()),
             facts.identity,
             Ranged(self.symbol, self.range[1], self.axes) if self.range else None,
             stepped(self._way),
@@ -423,38 +397,3 @@ def _cores(options: CompileOptions) -> int:
     """The cores that a run has. A GPU is as wide as a CPU of many."""
     machine = target(options.target)
     return options.threads or (machine.cores if isinstance(machine, Target) else parts.MANY_CORES)
-
-
-def _compilation(
-    model: Any,
-    output: Path,
-    example_inputs: Any,
-    options: CompileOptions,
-    progress: Progress,
-    sizes: Mapping[str, int],
-    shared: Shared | None,
-    label: str,
-) -> Compilation:
-    """The compilation of one variant: its sizes, as the model's dimensions are named, are fixed as
-    those of ``shapes`` are. ``label`` says which it is.
-    """
-    given = dict(sizes)
-    # a module has only the shapes of its example inputs, and no dimensions that have names
-    if given and not is_onnx(model) and not is_program(model):
-        from gtco.frontend.pytorch.examples import resized
-
-        example_inputs = resized(model, example_inputs, given)
-        given = {}
-    own = replace(options, shapes={**options.shapes, **given}, dims={})
-    if shared is None:
-        return Compilation(model, output, example_inputs, own, progress)
-    own = replace(own, launches="graph")  # a kernel of all steps has those of one shape
-    if own.dump is not None:
-        own = replace(own, dump=own.dump / label.replace(", ", ",").replace("/", "_"))
-
-    def labelled(phase: str, seconds: float | None, detail: Any) -> None:
-        if phase not in OF_ALL and isinstance(detail, str):
-            detail = f"{label}: {detail}" if detail else label
-        progress(phase, seconds, detail)
-
-    return Compilation(model, output, example_inputs, own, labelled, shared)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from bench.models import ablation
 from gtco import compiler, load
-from gtco.driver import library as driver_library
+from gtco.driver import compilation
 from gtco.driver.compiled import CompileReport
 from gtco.tensor.intrinsics.table import MicroKernel
 
@@ -101,4 +101,4 @@ def test_a_variant_is_the_same_model_without_what_it_says(
             assert not {"winograd", "convolution"} & set(sketches(report))
         case "registers":
             assert cells(report) >= cells(whole)
-    assert driver_library.Compilation is not ablation.VARIANTS[name][1]
+    assert compilation.Compilation is not ablation.VARIANTS[name][1]
