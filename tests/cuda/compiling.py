@@ -22,9 +22,9 @@ from gtco.codegen.cuda import Compiler
 from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.nvrtc import Image, compile_cuda, library
 from gtco.codegen.sass import MachineCode, machine_code
-from gtco.driver.compilation import Compilation, silent
+from gtco.driver.compilation import Among, Compilation, silent
 from gtco.driver.persistent import persistent
-from gtco.driver.phases import Built
+from gtco.driver.phases import Built, Lowered, Simplified
 from gtco.machine.cores import allowed_cores
 from gtco.machine.gpu import GpuTarget, gpu_target
 from gtco.machine.target import Machine
@@ -109,7 +109,7 @@ class Once:
     def __init__(self, model: Any, example: Any) -> None:
         self.model, self.example = model, example
         self.imported: Any = None
-        self.graphs: dict[int, Any] = {}  # by threads
+        self.simplified: dict[tuple[Machine, str], Simplified] = {}  # the str is a precision
 
     def compiled(
         self, folder: Path, target: str, compiling: Compiling, **options: Any
@@ -140,7 +140,11 @@ class _Shared(Compilation):
             self.once.imported = super().read(machine)
         return self.once.imported
 
-    def canonical(self, imported: Any, threads: int) -> Any:
-        if threads not in self.once.graphs:
-            self.once.graphs[threads] = super().canonical(imported, threads)
-        return self.once.graphs[threads].copy()
+    def canonical(
+        self, lowered: Lowered, machine: Machine, among: Among | None = None
+    ) -> Simplified:
+        known = machine, lowered.facts.precision
+        if known not in self.once.simplified:
+            self.once.simplified[known] = super().canonical(lowered, machine, among)
+        simple = self.once.simplified[known]
+        return replace(simple, graph=simple.graph.copy())
