@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gtco.support.environment import ensure_home
 from gtco.support.errors import GtcoError
-from gtco.support.options import ensure_home
 from gtco.support.version import __version__
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from gtco.search.closed_form.coefficients import load
 from gtco.search.closed_form.form import ClassForm, Machine
 from gtco.search.closed_form.policy import facts_of, nearest
 from gtco.search.closed_form.products import FEW, Product, features
+from gtco.support.environment import c_compiler
 from gtco.support.errors import OptionError
-from gtco.support.options import c_compiler
 from gtco.support.toolchain import run_compiler
 from gtco.tensor.intrinsics.table import KINDS, kinds, micro_kernels
 from gtco.tensor.space import Config, Sketch

@@ -25,8 +25,8 @@ import numpy as np
 
 from gtco.machine.target import detect
 from gtco.search.calibration.peak import machine_peak
+from gtco.support.environment import c_compiler
 from gtco.support.errors import BuildError
-from gtco.support.options import c_compiler
 
 READ, SCALE, DIVIDE, NORMALISE, SOFTMAX = range(5)  # the kinds of streams.c
 BLOCK = 4096  # bytes of the rows that streams.c takes at once

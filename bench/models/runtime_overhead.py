@@ -26,7 +26,7 @@ from gtco.runtime.artifact import Artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.writing.linking import write_artifact
-from gtco.support.options import c_compiler
+from gtco.support.environment import c_compiler
 
 KERNEL = """
 #include <stdint.h>

@@ -269,7 +269,7 @@ def rates_check(target: Target) -> Check:
     """Whether this machine's micro-kernels have been measured, in circumstances that have not
     changed since.
     """
-    from gtco.support.options import cache_folder
+    from gtco.support.environment import cache_folder
 
     try:
         from gtco.search.calibration.profile import cached
@@ -313,7 +313,7 @@ def _package(name: str, pin: str, fix: str, needed: bool) -> Check:
 def cache_check() -> Check:
     """The cache of compiled libraries: its place, how many it has, their bytes, and the bound."""
     from gtco.driver.cache.library_cache import LibraryCache
-    from gtco.support.options import cache_bytes, cache_folder
+    from gtco.support.environment import cache_bytes, cache_folder
 
     name = "library cache"
     try:
@@ -341,7 +341,7 @@ def cache_check() -> Check:
 
 def compiler_check() -> Check:
     """The C compiler that links the artifact."""
-    from gtco.support.options import c_compiler
+    from gtco.support.environment import c_compiler
 
     try:
         path = c_compiler()

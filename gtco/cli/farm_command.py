@@ -94,7 +94,7 @@ def become(arguments: list[str]) -> NoReturn:
     """Replaces this process by ``ray start``. Its ports are open to other machines, so it asks for
     a token, which the first start makes.
     """
-    from gtco.support.options import ray_token
+    from gtco.support.environment import ray_token
     from gtco.tuning.farm.connection import import_ray
 
     import_ray()

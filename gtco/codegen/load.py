@@ -14,8 +14,8 @@ from gtco.codegen import tiles
 from gtco.codegen.llvm import object_code
 from gtco.machine.target import TILES, Target
 from gtco.machine.tiles import allowed
+from gtco.support.environment import c_compiler
 from gtco.support.errors import BuildError
-from gtco.support.options import c_compiler
 from gtco.support.toolchain import linker_of, run_compiler
 
 

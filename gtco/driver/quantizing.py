@@ -14,8 +14,9 @@ from gtco.driver.compilation import Progress
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sizes.dimensions import open_dimensions
 from gtco.machine.target import target
+from gtco.support.environment import c_compiler
 from gtco.support.errors import OptionError, ShapeError
-from gtco.support.options import CompileOptions, Quantization, c_compiler, path_of
+from gtco.support.options import CompileOptions, Quantization, path_of
 
 if TYPE_CHECKING:
     from gtco.quantization.report import QuantizationReport, QuantizedModel

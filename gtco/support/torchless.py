@@ -18,8 +18,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gtco.support.environment import variable
 from gtco.support.garbage import uncollected
-from gtco.support.options import variable
 
 
 @contextmanager

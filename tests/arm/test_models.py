@@ -136,7 +136,7 @@ def test_denormals_are_flushed_and_what_cannot_run_here_says_so(
 
 
 def test_without_tools_the_package_is_named(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "gcc").symlink_to(gtco.support.options.c_compiler())
+    (tmp_path / "gcc").symlink_to(gtco.support.environment.c_compiler())
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(BuildError, match="apt install gcc-aarch64-linux-gnu"):

@@ -13,7 +13,7 @@ import pytest
 from gtco.machine import cores
 from gtco.machine.cores import allowed_cores, cpu_quota, fast_cpus
 from gtco.runtime.writing.table import CSRC
-from gtco.support.options import c_compiler
+from gtco.support.environment import c_compiler
 
 PROGRAM = """
 #include <limits.h>

@@ -1,6 +1,6 @@
 # ruff: noqa: E501 (lines of text are written as the pages have them)
 """The reference pages of docs/reference, made from the code that they describe: argparse's parsers,
-signatures with their docstrings, and the table in gtco/support/options.py.
+signatures with their docstrings, and the table in gtco/support/environment.py.
 
 ``python -m tests.project.references`` writes them; a test compares them with the code.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gtco
+import gtco.support.environment
 from gtco import cli
 from gtco.driver.compiled import CompileReport
 from gtco.quantization.report import QuantizationReport, QuantizedModel
@@ -152,7 +153,7 @@ def _prose(thing: Any) -> str:
 
 
 def environment() -> str:
-    """The table of gtco/support/options.py."""
+    """The table of gtco/support/environment.py."""
     lines = [
         "# The environment's variables",
         HOW,
@@ -174,7 +175,7 @@ def environment() -> str:
 
 
 def variables() -> dict[str, str]:
-    rows = re.findall(r"(?m)^([A-Z_]+) {2,}(.*(?:\n {8,}.*)*)$", options.__doc__ or "")
+    rows = re.findall(r"(?m)^([A-Z_]+) {2,}(.*(?:\n {8,}.*)*)$", gtco.support.environment.__doc__ or "")
     return {name: _sentence(what) for name, what in rows}
 
 

@@ -21,11 +21,11 @@ def test_a_page_is_what_the_code_says(name):
 
 
 def test_every_variable_that_is_read_is_in_the_table():
-    """Python may read variables only in options.py (test_layers.py); the C runtime reads some
+    """Python may read variables only in environment.py (test_layers.py); the C runtime reads some
     too.
     """
     read = set(
-        re.findall(r'environ(?:\.get\(|\[)"(\w+)"', (ROOT / "gtco/support/options.py").read_text())
+        re.findall(r'environ(?:\.get\(|\[)"(\w+)"', (ROOT / "gtco/support/environment.py").read_text())
     )
     for file in (ROOT / "gtco/runtime/csrc").rglob("*.[ch]"):
         read |= set(re.findall(r'getenv\("(\w+)"\)', file.read_text()))

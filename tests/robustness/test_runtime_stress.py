@@ -15,7 +15,7 @@ import pytest
 from gtco.runtime.writing import c_objects
 from gtco.runtime.writing.linking import write_artifact
 from gtco.runtime.writing.table import CSRC
-from gtco.support.options import c_compiler
+from gtco.support.environment import c_compiler
 from tests.runtime.test_models import KERNELS, small_artifact
 
 DRIVER = Path(__file__).with_name("runtime_stress.c")

@@ -11,7 +11,7 @@ import pytest
 
 from gtco.runtime.writing import c_objects
 from gtco.runtime.writing.c_objects import CPU_SOURCES, made_early, write_objects
-from gtco.support.options import c_compiler
+from gtco.support.environment import c_compiler
 
 SOURCES = CPU_SOURCES[:2]
 

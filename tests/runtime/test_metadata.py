@@ -17,8 +17,8 @@ import pytest
 from gtco.runtime.elf import MODEL, _metadata
 from gtco.runtime.library import read_metadata
 from gtco.runtime.writing.table import CSRC
+from gtco.support.environment import c_compiler
 from gtco.support.errors import ArtifactError
-from gtco.support.options import c_compiler
 from tests.runtime.test_models import kernels, small
 
 

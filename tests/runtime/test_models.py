@@ -14,7 +14,7 @@ from gtco.runtime.artifact import Artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.writing.linking import write_artifact
-from gtco.support.options import c_compiler
+from gtco.support.environment import c_compiler
 
 ROWS, COLUMNS = 96, 40
 ARENA = ROWS * COLUMNS * 4

@@ -15,7 +15,7 @@ import pytest
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.writing.linking import write_artifact
-from gtco.support.options import c_compiler
+from gtco.support.environment import c_compiler
 from tests.runtime.test_models import compile_kernels, small_artifact
 
 TASKS = 64

@@ -20,8 +20,8 @@ from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.publish import weights_beside
 from gtco.runtime.writing.linking import write_artifact
+from gtco.support.environment import c_compiler
 from gtco.support.errors import ArtifactError, OptionError
-from gtco.support.options import c_compiler
 from tests.runtime.test_models import SCALE, check, example_inputs, kernels, small, small_artifact
 
 

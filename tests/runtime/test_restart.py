@@ -25,7 +25,7 @@ from gtco.runtime.writing import table
 from gtco.runtime.writing.elf_object import closed, symbols
 from gtco.runtime.writing.linking import write_artifact
 from gtco.runtime.writing.table import CSRC
-from gtco.support.options import c_compiler
+from gtco.support.environment import c_compiler
 from tests.random.__main__ import BATCH, graphs_of, precision_of
 from tests.random.builder import model_of
 from tests.random.engine import in_process, run

@@ -13,8 +13,9 @@ import pytest
 from gtco.cli import main
 from gtco.cli.arguments import new_file
 from gtco.compiler import compile_to_file, compile_to_files
+from gtco.support.environment import c_compiler, cache_folder
 from gtco.support.errors import BuildError, ModelError, OptionError
-from gtco.support.options import CompileKeywords, CompileOptions, Tune, c_compiler, cache_folder
+from gtco.support.options import CompileKeywords, CompileOptions, Tune
 from tests.frontend.test_frontend import linear
 
 

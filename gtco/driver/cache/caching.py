@@ -15,7 +15,8 @@ from gtco.driver.compiled import CompileReport
 from gtco.driver.library import Library
 from gtco.machine.target import Machine
 from gtco.search.records.records import Records
-from gtco.support.options import CompileOptions, Tune, cache_bytes, cache_folder
+from gtco.support.environment import cache_bytes, cache_folder
+from gtco.support.options import CompileOptions, Tune
 
 # What of a report another compile of the same model would find too.
 KEPT = "stages notes rejections predicted_seconds launches weights_bytes arena_bytes fusion".split()

@@ -17,8 +17,8 @@ from gtco.machine.isa import X86_64, Isa
 from gtco.runtime.writing.cross import flags_for
 from gtco.runtime.writing.table import CSRC
 from gtco.support.cache_file import write_cache_file
+from gtco.support.environment import cache_folder
 from gtco.support.errors import BuildError
-from gtco.support.options import cache_folder
 from gtco.support.toolchain import Compiling
 
 # The kernels stand behind the first, and kernels_end.c behind what they call (csrc/restart.h).

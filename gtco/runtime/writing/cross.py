@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from gtco.machine.isa import Isa
+from gtco.support.environment import c_compiler, named_compiler
 from gtco.support.errors import BuildError
-from gtco.support.options import c_compiler, named_compiler
 from gtco.support.toolchain import compiles_for
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from gtco.machine.isa import host
 from gtco.runtime.writing.c_objects import COMPILE_FLAGS
 from gtco.runtime.writing.table import CSRC
+from gtco.support.environment import c_compiler
 from gtco.support.errors import BuildError
-from gtco.support.options import c_compiler
 from gtco.support.toolchain import run_compiler
 
 SOURCES = (

@@ -20,7 +20,7 @@ from gtco.machine.target import Target, cpu_identity
 from gtco.search.calibration.measure import MachineRates, NotMeasured, handed_levels, measure
 from gtco.search.calibration.rates import WORK, RateTable
 from gtco.support.cache_file import write_cache_file
-from gtco.support.options import cache_folder
+from gtco.support.environment import cache_folder
 from gtco.support.version import __version__
 from gtco.tensor.intrinsics.table import every_micro_kernel
 

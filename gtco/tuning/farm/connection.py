@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gtco.support.environment import ray_token, use_ray_token
 from gtco.support.errors import FarmError, installing
-from gtco.support.options import ray_token, use_ray_token
 from gtco.support.version import __version__
 from gtco.tuning.farm import machine as there
 

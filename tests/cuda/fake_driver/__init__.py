@@ -16,7 +16,7 @@ import numpy as np
 
 from gtco.runtime.gpu.plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, TensorSpec
-from gtco.support.options import c_compiler
+from gtco.support.environment import c_compiler
 from tests.runtime.test_models import COLUMNS, ROWS, SCALE
 
 SOURCE = Path(__file__).with_name("fake_driver.cpp")

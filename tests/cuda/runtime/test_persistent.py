@@ -18,8 +18,8 @@ from gtco.runtime.module import HELD_RUNS, load
 from gtco.runtime.plan import TensorSpec
 from gtco.runtime.writing.linking import write_artifact
 from gtco.runtime.writing.table import CSRC
+from gtco.support.environment import c_compiler
 from gtco.support.errors import ArtifactError, BuildError, OptionError
-from gtco.support.options import c_compiler
 from gtco.tensor import cuda
 from tests.cuda.device_tensor import TOTAL, Tensor, Y, check_replays, tensors
 from tests.cuda.fake_driver import (

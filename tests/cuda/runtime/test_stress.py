@@ -18,7 +18,7 @@ from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.writing import c_objects, linking
 from gtco.runtime.writing.linking import write_artifact
 from gtco.runtime.writing.table import CSRC
-from gtco.support.options import c_compiler
+from gtco.support.environment import c_compiler
 from tests.cuda.fake_driver import (
     KERNELS,
     build,

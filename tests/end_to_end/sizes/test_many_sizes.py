@@ -28,8 +28,8 @@ from gtco.driver.sizes.ways import notes
 from gtco.graph.fusion import stages
 from gtco.report import gather
 from gtco.runtime.writing.table import CSRC
+from gtco.support.environment import c_compiler
 from gtco.support.errors import GtcoError, OptionError
-from gtco.support.options import c_compiler
 from gtco.support.sizes import Range, said, spread
 from tests.end_to_end.sizes.test_variants import random
 

@@ -13,8 +13,8 @@ import sys
 import pytest
 
 import gtco
+from gtco.support.environment import cache_folder
 from gtco.support.errors import ModelError, OptionError, UnsupportedError
-from gtco.support.options import cache_folder
 
 torch = pytest.importorskip("torch")
 

@@ -21,8 +21,9 @@ from gtco.machine.identity import Identity, governor, identity
 from gtco.machine.target import Target, detect
 from gtco.search.records.records import Record, Records, circumstances
 from gtco.search.records.text import from_lines, to_lines
+from gtco.support.environment import ray_token
 from gtco.support.errors import FarmError, OptionError
-from gtco.support.options import CompileOptions, ray_token
+from gtco.support.options import CompileOptions
 from gtco.tuning.farm import machine as there
 from gtco.tuning.farm import runner as farming
 from gtco.tuning.farm.connection import FarmMachine, MachineLost, check_address
