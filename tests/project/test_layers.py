@@ -241,7 +241,8 @@ def test_one_module_reads_the_environment():
                 and id(node) not in copies
             ):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert not wrong, f"only gtco/support/environment.py may read the environment: {', '.join(wrong)}"
+    only = "only gtco/support/environment.py may read the environment"
+    assert not wrong, f"{only}: {', '.join(wrong)}"
 
 
 @pytest.mark.parametrize(

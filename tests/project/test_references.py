@@ -24,9 +24,8 @@ def test_every_variable_that_is_read_is_in_the_table():
     """Python may read variables only in environment.py (test_layers.py); the C runtime reads some
     too.
     """
-    read = set(
-        re.findall(r'environ(?:\.get\(|\[)"(\w+)"', (ROOT / "gtco/support/environment.py").read_text())
-    )
+    text = (ROOT / "gtco/support/environment.py").read_text()
+    read = set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', text))
     for file in (ROOT / "gtco/runtime/csrc").rglob("*.[ch]"):
         read |= set(re.findall(r'getenv\("(\w+)"\)', file.read_text()))
     table = references.variables()
