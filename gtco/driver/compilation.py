@@ -111,7 +111,7 @@ class Compilation:
     def simplify(
         self, lowered: Lowered, machine: Machine, among: Among | None = None
     ) -> Simplified:
-        """The step to the canonical graph. It and ``lowered`` have weights of their own."""
+        """The step to the canonical graph. Let go of ``lowered`` then: both hold weights."""
         with self.phase("simplify") as say:
             simple = self.canonical(lowered, machine, among)
             if self.shared is not None:
@@ -190,7 +190,7 @@ class Compilation:
             self.report.notes.append(note)
 
     def said_as(self, other: Compilation) -> None:
-        """Takes what ``other`` has said so far, which it was the same model for."""
+        """Reports what ``other`` reported so far, a compilation of the same model."""
         self.report.notes += other.report.notes
         self.accidents |= other.accidents
 

@@ -39,7 +39,7 @@ def measure(
 ) -> dict[Compilation, Built]:
     """All models with candidates that were measured to be faster in the place of picks. A stage
     that several models have is tuned once. ``shipped``: the records that come with gtco;
-    ``runner`` runs what is measured, None is this machine. Changes the kernels of ``built``.
+    ``runner`` runs what is measured, None is this machine. The kernels of ``built`` are changed.
     """
     made = dict(built)
     first = next(iter(made))
