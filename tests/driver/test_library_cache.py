@@ -26,7 +26,7 @@ from gtco.driver.library import Library
 from gtco.frontend import onnx as onnx_frontend
 from gtco.machine.target import target
 from gtco.search.records.records import Record, Records
-from gtco.support import options as options_module
+from gtco.support import environment
 from gtco.support.errors import GtcoError, OptionError
 from tests.driver.test_compiler import mlp
 
@@ -202,11 +202,11 @@ def test_a_file_of_records_that_grows_and_a_dump_use_no_cache(monkeypatch):
 def test_the_size_from_the_environment(monkeypatch):
     for text, wanted in (("", 4 * GIGABYTE), ("0.5", GIGABYTE // 2), ("0", 0)):
         monkeypatch.setenv("GTCO_CACHE_GB", text)
-        assert options_module.cache_bytes() == wanted
+        assert environment.cache_bytes() == wanted
     for text in ("four", "-1", "nan", "inf"):
         monkeypatch.setenv("GTCO_CACHE_GB", text)
         with pytest.raises(OptionError, match="give a number of gigabytes"):
-            options_module.cache_bytes()
+            environment.cache_bytes()
 
 
 def test_the_command_lines_option():
