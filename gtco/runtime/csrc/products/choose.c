@@ -7,7 +7,7 @@
 
 #define USABLE 0.5 /* of a cache, as in gtco/search/analytic.py */
 #define SHOWN 0.15  /* of what is hidden behind the longer of computing and loading */
-#define LATE 0.5  /* of what is read again by each part of a task */
+#define LATE 0.5    /* of what is read again by each part of a task */
 #define LINE 64.0
 #define PAGE 4096
 #define PER_TILE 6e-9 /* seconds of the loops around a tile, beside its stores */
@@ -205,8 +205,9 @@ static double price(const gtco_problem* problem, const gtco_product_nest* nest, 
   /* what is stored, and loaded again between blocks of k */
   double waiting = tiles * PER_TILE + rows * vectors * (double)(2 * kblocks - 1) / of->store_rate;
   double c_bytes = rows * smaller(panels * width, 4.0 * (double)cut->n);
-  /* where panels do not end with lines, two of them write one, which has left the caches in between */
-  if (cut->n % (int64_t)(LINE / 4) && 4 * high * held * (double)cut->n > USABLE * of->l2) c_bytes += rows * (panels - 1) * LINE;
+  /* Where panels do not end with lines, two of them write one, which may have left the caches in between. */
+  const int apart = 4 * high * held * (double)cut->n > USABLE * of->l2;
+  if (apart && cut->n % (int64_t)(LINE / 4)) c_bytes += rows * (panels - 1) * LINE;
   waiting += c_bytes * each(4.0 * (double)m * (double)cut->n, cores);
 
   /* A */
