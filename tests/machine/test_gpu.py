@@ -144,9 +144,7 @@ def test_float16_is_for_gpus():
     ],
 )
 def test_a_format_that_tensor_cores_do_not_multiply_is_noted(name, precision, said):
-    notes = backend_of(target(name)).precision_notes(
-        CompileOptions(target=name, precision=precision)
-    )
+    notes = backend_of(target(name)).precision_notes(precision)
     assert len(notes) == (said is not None)
     assert all(re.search(said, note) for note in notes)
 

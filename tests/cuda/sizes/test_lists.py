@@ -206,7 +206,7 @@ def test_a_kernel_under_a_name_of_its_own() -> None:
         source="",
         packings={},
     )
-    assert renamed(kernel, MOST_VARIANTS - 1).symbol == "v3ff_0123456789abcdef"
+    assert renamed(kernel, MOST_VARIANTS - 1).symbol == "vfff_0123456789abcdef"
     other = renamed(kernel, 7)
     assert isinstance(other, GpuKernel) and other.symbol == "v007_0123456789abcdef"
     image = other.images["sm_80"]
