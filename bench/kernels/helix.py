@@ -29,7 +29,6 @@ from math import exp, log
 from pathlib import Path
 from random import Random
 from statistics import geometric_mean, median
-from typing import Any
 
 from gtco.cli.arguments import positive
 from gtco.codegen.processes import python
@@ -42,6 +41,7 @@ from ..harness.process import Worker, WorkerError
 from ..harness.steps import say
 from ..harness.suite import available_threads
 from . import helix_picks
+from .helix_systems import convolution_of, problem_of
 
 SHAPES = {"products": "helix-gemm.csv", "convolutions": "helix-conv.csv"}
 GROUPS = ("transformer", "cnn", "gnn", "deepbench")
@@ -75,13 +75,7 @@ class Case:
 
     @property
     def convolution(self) -> Convolution:
-        batch, channels, height, width, _, *window = self.sizes
-        return Convolution(batch, height, width, channels, *window)
-
-    @property
-    def problem(self) -> tuple[Any, ...]:
-        """What gtco chooses a kernel for."""
-        return self.sizes if len(self.sizes) == 3 else (self.convolution, self.sizes[4])
+        return convolution_of(self.sizes)
 
     @property
     def flops(self) -> float:
@@ -238,7 +232,7 @@ def main(argv: Sequence[str]) -> int:
                     break
                 try:
                     reading = read(case, workers, library, options.rounds, options.threads)
-                    choice = helix_picks.choosing(opened, case.problem)
+                    choice = helix_picks.choosing(opened, problem_of(case.sizes))
                     reading = replace(reading, choice=choice)
                 except WorkerError as error:
                     say(f"{case.name}: {error}")

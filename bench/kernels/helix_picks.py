@@ -21,7 +21,7 @@ import numpy as np
 from gtco.runtime.convolutions import Convolutions
 from gtco.runtime.products import Products
 
-from .helix_systems import convolution_of, operands
+from .helix_systems import operands, problem_of
 
 CLOCK = time.perf_counter
 MOST_FLOPS = 4e8  # of a case whose candidates are all timed
@@ -44,13 +44,11 @@ def picked(
     """Times all candidates of a product or a convolution."""
     x, weights = operands(sizes, copies)
     opened: Any = products  # or convolutions
+    problem = problem_of(sizes)
     if len(sizes) == 3:
-        m, n, k = sizes
-        problem: tuple[Any, ...] = m, n, k
-        out = np.empty((m, n), np.float32)
+        out = np.empty((sizes[0], sizes[1]), np.float32)
     else:
-        c = convolution_of(sizes)
-        opened, problem = convolutions, (c, sizes[4])
+        opened, c = convolutions, problem[0]
         out = np.empty((c.batch, *c.output, sizes[4]), np.float32)
     packed = [opened.pack(one).data for one in weights]
     turn = itertools.cycle([opened.runner(x, one, out) for one in packed])

@@ -31,6 +31,11 @@ def convolution_of(sizes: Sequence[int]) -> Convolution:
     return Convolution(batch, height, width, channels, *window)
 
 
+def problem_of(sizes: Sequence[int]) -> tuple[Any, ...]:
+    """What gtco chooses a kernel for: a product's m, n and k, or a convolution and its filters."""
+    return tuple(sizes) if len(sizes) == 3 else (convolution_of(sizes), sizes[4])
+
+
 def operands(sizes: Sequence[int], copies: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """A[m, k] and the copies of B[k, n], or images and copies of the filter with channels
     innermost; the same in every process.

@@ -7,8 +7,7 @@ with ``half=True``) append the casts of its inputs at the end.
 
 from __future__ import annotations
 
-import heapq
-
+import networkx
 import onnx
 
 from gtco.support.onnx_messages import subgraphs
@@ -60,22 +59,12 @@ def _sort(graph: onnx.GraphProto) -> None:
     """Sorts the graph in place. Of the nodes that may come next, the first in the file does."""
     for inner in _inner(graph):
         _sort(inner)
-    before = _before(graph)
-    readers: list[list[int]] = [[] for _ in before]
-    for k, first in enumerate(before):
-        for maker in first:
-            readers[maker].append(k)
-    missing = [len(first) for first in before]
-    ready = [k for k, count in enumerate(missing) if count == 0]
-    order: list[int] = []
-    while ready:
-        k = heapq.heappop(ready)
-        order.append(k)
-        for reader in readers[k]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                heapq.heappush(ready, reader)
-    if len(order) == len(before):
-        nodes = [graph.node[k] for k in order]
-        del graph.node[:]
-        graph.node.extend(nodes)
+    order = networkx.DiGraph()
+    order.add_nodes_from(range(len(graph.node)))
+    order.add_edges_from((maker, k) for k, first in enumerate(_before(graph)) for maker in first)
+    try:
+        nodes = [graph.node[k] for k in networkx.lexicographical_topological_sort(order)]
+    except networkx.NetworkXUnfeasible:
+        return  # a cycle
+    del graph.node[:]
+    graph.node.extend(nodes)

@@ -164,11 +164,6 @@ class _Loops(OpenLoops):
             T.buffer_store(self.scratch, vector, [place])
 
         tile = replace(row, rows=rows)
-
-        def step(k: Expr) -> None:
-            if ahead:
-                self.prefetch_panels(b, tile.vectors, k)
-
         fma_tile(
             em,
             tile,
@@ -176,7 +171,7 @@ class _Loops(OpenLoops):
             Operand(self.scratch, a, self.of["lda"]),
             b,
             store,
-            step=step,
+            step=partial(self.prefetch_panels, b, tile.vectors if ahead else 0),
             rolled=rolled(tile),
         )
 

@@ -147,6 +147,15 @@ static double of_tasks(double seconds, int64_t tasks, int threads) {
   return (tasks > 1 ? 2 * gtco_the_machine.launch : 0) + waves * (seconds + PER_TASK) + UNEVEN * seconds;
 }
 
+/* Seconds that a task waits for its panels of B. They arrive while the first block is multiplied, and each further part
+ * of the task reads them again. `kept`: bytes that lie beside them in the caches. */
+static double of_weights(double b_all, double b_task, double kept, double compute, double parts, const gtco_cut* cut,
+                         int64_t cores) {
+  const double once = weights(RECENT * b_all, cores), again = weights(b_task + kept, cores);
+  const double first = b_task * once, beside = compute / (double)cut->task_blocks;
+  return larger(0, first - beside) + SHOWN * smaller(first, beside) + LATE * b_task * (parts - 1) * again;
+}
+
 /* The same for minimal filtering: its products, and the transforms before and behind them. */
 static double price_of_filtering(const gtco_problem* problem, const gtco_product_nest* nest, const gtco_cut* cut,
                                  int64_t tasks, int threads) {
@@ -175,9 +184,7 @@ static double price_of_filtering(const gtco_problem* problem, const gtco_product
   waiting += out * each(4.0 * (double)problem->m * (double)problem->n, cores);
 
   const double b_all = item * k * (double)cut->panels * nest->vectors * lanes, b_task = item * k * vectors * lanes;
-  const double once = weights(RECENT * b_all, cores), again = weights(b_task + scratch, cores);
-  const double first = b_task * once, beside = compute / (double)cut->task_blocks;
-  waiting += larger(0, first - beside) + SHOWN * smaller(first, beside) + LATE * b_task * (parts - 1) * again;
+  waiting += of_weights(b_all, b_task, scratch, compute, parts, cut, cores);
 
   const double longer = larger(compute, hidden), shorter = smaller(compute, hidden);
   return of_tasks(waiting + longer + SHOWN * shorter, tasks, threads);
@@ -230,12 +237,9 @@ static double price(const gtco_problem* problem, const gtco_product_nest* nest, 
     waiting += a_task * each(lines_of, cores) + rows * (double)(c->kernel_h + kblocks) * PER_RUN;
   }
 
-  /* B: once from where the weights lie, again for each part, and for each block of a part. A panel arrives while the
-   * first block of a part is multiplied. */
+  /* B: once from where the weights lie, again for each part, and for each block of a part. */
   const double b_all = k * (double)cut->panels * width, b_task = k * panels * width;
-  const double once = weights(RECENT * b_all, cores), again = weights(b_task + a_block, cores);
-  const double first = b_task * once, beside = compute / (double)cut->task_blocks;
-  waiting += larger(0, first - beside) + SHOWN * smaller(first, beside) + LATE * b_task * (parts - 1) * again;
+  waiting += of_weights(b_all, b_task, a_block, compute, parts, cut, cores);
   hidden += b_task * ((double)cut->task_blocks - parts) * each(b_panel * (1 + 1 / held) + room * a_tile + c_tile, cores);
 
   const double longer = larger(compute, hidden), shorter = smaller(compute, hidden);
