@@ -149,7 +149,7 @@ class _Volume:
         o, i, planes, kh, kw = (int(d) for d in low.type(self.weight).shape)
         depth = int(self.made.shape[2])
         if step == planes and spread == 1 and self.groups == 1:
-            x = self._cut(x, (n, c, depth * planes, h, w), (0,) * 5, (1,) * 5)
+            x = _cut(low, x, (n, c, depth * planes, h, w), (0,) * 5, (1,) * 5)
             x = low.reshape(x, (n, c, depth, planes, h, w))
             x = low.reshape(low.permute(x, (0, 2, 1, 3, 4, 5)), (n * depth, c * planes, h, w))
             total = self._flat(x, low.reshape(self.weight, (o, i * planes, kh, kw)), rest)
@@ -157,9 +157,9 @@ class _Volume:
             total = ""
             for t in range(planes):
                 places = (0, 0, t * spread, 0, 0)
-                images = self._cut(x, (n, c, depth, h, w), places, (1, 1, step, 1, 1))
+                images = _cut(low, x, (n, c, depth, h, w), places, (1, 1, step, 1, 1))
                 images = low.permute(images, (0, 2, 1, 3, 4))
-                plane = self._cut(self.weight, (o, i, 1, kh, kw), (0, 0, t, 0, 0), (1,) * 5)
+                plane = _cut(low, self.weight, (o, i, 1, kh, kw), (0, 0, t, 0, 0), (1,) * 5)
                 y = self._flat(
                     low.reshape(images, (n * depth, c, h, w)),
                     low.reshape(plane, (o, i, kh, kw)),
@@ -189,21 +189,27 @@ class _Volume:
         shape = list(self.lowering.type(x).shape)
         shape[2 + axis] = self.made.shape[2 + axis]
         steps = tuple(step if place == 2 + axis else 1 for place in range(5))
-        return self._cut(x, tuple(shape), (0,) * 5, steps)
+        return _cut(self.lowering, x, tuple(shape), (0,) * 5, steps)
 
     def _padded(self, x: str, axis: int) -> str:
         before, after = [0] * 5, [0] * 5
         _, before[2 + axis], after[2 + axis], _ = self.axes[axis]
         return self.lowering.emit("pad", (x,), before=tuple(before), after=tuple(after), value=0.0)
 
-    def _cut(
-        self, x: str, shape: tuple[Any, ...], begin: tuple[int, ...], strides: tuple[int, ...]
-    ) -> str:
-        known = self.lowering.type(x)
-        if known.shape == shape:
-            return x
-        made = TensorType(shape, known.dtype)
-        return self.lowering.emit("slice", (x,), made, begin=begin, strides=strides)
+
+def _cut(
+    lowering: Lowering,
+    x: str,
+    shape: tuple[Any, ...],
+    begin: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> str:
+    """The part of this shape; ``x`` itself if that is all of it."""
+    known = lowering.type(x)
+    if known.shape == shape:
+        return x
+    made = TensorType(shape, known.dtype)
+    return lowering.emit("slice", (x,), made, begin=begin, strides=strides)
 
 
 def _joint(shape: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
@@ -290,14 +296,8 @@ def _conv_transpose3d(lowering: Lowering, call: relax.Call) -> Any:
             groups=integer(a.groups),
         )
 
-    def cut(x: str, shape: Sequence[int], begin: Sequence[int]) -> str:
-        known = lowering.type(x)
-        if known.shape == tuple(shape):
-            return x
-        cut_to = TensorType(tuple(shape), known.dtype)
-        return lowering.emit(
-            "slice", (x,), cut_to, begin=tuple(begin), strides=(1,) * len(cut_to.shape)
-        )
+    def cut(x: str, shape: tuple[int, ...], begin: tuple[int, ...]) -> str:
+        return _cut(lowering, x, shape, begin, (1,) * 5)
 
     data = lowering.permute(x, (0, 2, 1, 3, 4))  # [n, planes, c, h, w]
     alone = step == extent and dilation[0] == 1 and pads[0] + depth <= planes * step
