@@ -78,9 +78,9 @@ Run = TypeVar("Run", Artifact, Variant)
 
 
 def in_parts(part: Run, batch: Batch | None) -> Run:
-    """What runs ``part``, a model of some samples, on all samples of a batch; ``part`` itself if
-    there is none. A run then calls each step once for each part of the batch, and the step reports
-    the work and the time of all these calls.
+    """What runs ``part``, a model of some samples, on all samples of a batch. A run of that calls
+    each step once for each part of the batch, and the step reports the work and the time of all
+    these calls. Without a batch, ``part`` itself.
     """
     if batch is None:
         return part

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a model beside its graph.
+    """What the importer told of a model beside its graph, and the precision that follows.
 
     - ``precision``: that of products: what the options ask for, or bf16 for a bfloat16 file;
     - ``float16``: true for a float16 file on a CPU, whose weights are stored so;
