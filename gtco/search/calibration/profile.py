@@ -24,7 +24,7 @@ from gtco.support.environment import cache_folder
 from gtco.support.version import __version__
 from gtco.tensor.intrinsics.table import every_micro_kernel
 
-VERSION = 14  # the version of the cached file
+VERSION = 15  # the version of the cached file
 # No machine is outside these bounds: vector operations and bytes per second of one core, and
 # seconds of a barrier.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
