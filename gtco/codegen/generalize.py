@@ -31,6 +31,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import tvm
@@ -115,6 +116,7 @@ class _Walk:
     replaced: Mapping[int, int] = field(default_factory=dict)  # by a number's place, the variable
     seen: dict[int, int] = field(default_factory=dict)  # variables, by their node
     in_registers: set[int] = field(default_factory=set)  # variables that index registers
+    dtypes: dict[int, str] = field(default_factory=dict)  # by the node of a type
 
     def __post_init__(self) -> None:
         self.nodes: list[dict[str, Any]] = self.graph["nodes"]
@@ -140,8 +142,13 @@ class _Walk:
 
     def dtype(self, index: int) -> str:
         """Of an expression; "" if it is no number."""
-        type_ = self.nodes[self.data(index)["ty"]]
-        return str(type_["data"]["dtype"]) if type_["type"] == "ir.PrimType" else ""
+        place = self.nodes[index]["data"]["ty"]
+        found = self.dtypes.get(place)
+        if found is None:
+            type_ = self.nodes[place]
+            found = str(type_["data"]["dtype"]) if type_["type"] == "ir.PrimType" else ""
+            self.dtypes[place] = found
+        return found
 
     def value(self, index: int) -> Any:
         """Of an immediate. TVM's JSON shares the nodes of its integers, too."""
@@ -218,20 +225,16 @@ class _Walk:
 
     def visit(self, index: int, free: bool) -> int:
         """Walks a node. ``free``: its numbers may become arguments. Gives the node in its place."""
-        node = self.nodes[index]
-        kind = node["type"]
-        visit: Callable[[int, bool], int] | None = getattr(
-            self, "_" + kind.replace(".", "_").lower(), None
-        )
+        visit = _visit(self.nodes[index]["type"])
         if visit is not None:
-            return visit(index, free)
-        if kind.startswith("prim."):
-            return self._expression(index, free)
+            return visit(self, index, free)
         self.whole(index)
         return index
 
     def changed(self, index: int, **fields: int) -> int:
         """The node with other children."""
+        if not self.replaced:
+            return index
         data = self.data(index)
         if all(data[name] == child for name, child in fields.items()):
             return index
@@ -305,16 +308,15 @@ class _Walk:
 
     def _expression(self, index: int, free: bool) -> int:
         node = self.nodes[index]
-        data, kind = node["data"], node["type"]
-        vector = "x" in self.dtype(index)
-        self.tokens.append(f"{kind} {self.dtype(index)}")
-        fields = {}
-        for name in OPERANDS:
-            if name in data:
-                divides = kind in DIVISIONS and name == "b" and vector
-                fields[name] = self.visit(data[name], free and not divides)
-        # lanes, indices of a shuffle; sorted, since a set has another order in each process
-        for name in sorted(data.keys() - fields.keys() - {"span", "ty"}):
+        data, kind, dtype = node["data"], node["type"], self.dtype(index)
+        self.tokens.append(f"{kind} {dtype}")
+        divides = kind in DIVISIONS and "x" in dtype
+        operands, others = _fields(kind, tuple(data))
+        fields = {
+            name: self.visit(data[name], free and not (divides and name == "b"))
+            for name in operands
+        }
+        for name in others:
             self.tokens.append(name)
             self.whole(data[name])
         return self.changed(index, **fields)
@@ -417,6 +419,22 @@ class _Walk:
         self.visit(data["buffer"], False)
         self.whole(data["annotations"])
         return index
+
+
+@cache
+def _visit(kind: str) -> Callable[[_Walk, int, bool], int] | None:
+    """What walks a node of this type, if its numbers may become arguments."""
+    expression = _Walk._expression if kind.startswith("prim.") else None
+    return getattr(_Walk, "_" + kind.replace(".", "_").lower(), expression)
+
+
+@cache
+def _fields(kind: str, names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Of the fields of an expression its operands, and those that belong to the outline, such as
+    lanes.
+    """
+    operands = [name for name in OPERANDS if name in names]
+    return operands, sorted({*names} - {*operands, "span", "ty"})
 
 
 # operands of expressions, by the names of their fields

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -43,41 +44,55 @@ def lanes_of(x: Expr) -> int:
 
 def operands(x: Expr) -> Sequence[Expr]:
     """The values from which a value is computed; none for a value read from memory."""
-    match x:
-        case tvm.ir.Call():
-            return x.args
-        case tirx.Select():
-            return (x.condition, x.true_value, x.false_value)
-        case tirx.Cast() | tirx.Broadcast():
-            return (x.value,)
-        case tirx.Shuffle():
-            return x.vectors
-        case tirx.Not():
-            return (x.a,)
-    return (x.a, x.b) if hasattr(x, "b") else ()
+    kind: Any = type(x)
+    names = _operand_names(kind)
+    if isinstance(names, str):
+        return getattr(x, names)
+    return [getattr(x, name) for name in names]
+
+
+@cache  # a check of a class of TVM takes longer than what is done with the operands
+def _operand_names(kind: Any) -> str | tuple[str, ...]:
+    """The fields of an expression of this class that are its operands; or the field that has all of
+    them.
+    """
+    if issubclass(kind, tvm.ir.Call):
+        return "args"
+    if issubclass(kind, tirx.Shuffle):
+        return "vectors"
+    if issubclass(kind, tirx.Select):
+        return ("condition", "true_value", "false_value")
+    if issubclass(kind, tirx.Cast | tirx.Broadcast):
+        return ("value",)
+    if issubclass(kind, tirx.Not):
+        return ("a",)
+    return ("a", "b") if hasattr(kind, "b") else ()
 
 
 def positive_divisors(x: Expr) -> Expr:
     """``x // -c`` becomes ``-x // c``, and ``x % -c`` becomes ``-(-x % c)``, in all of ``x``."""
-    match x:
-        case tirx.Select():
-            return tirx.Select(*map(positive_divisors, operands(x)))
-        case tirx.Cast():
-            return tirx.Cast(x.ty.dtype, positive_divisors(x.value))
-    if not hasattr(x, "b"):
+    kind: Any = type(x)
+    names = _operand_names(kind)
+    if kind is tirx.Cast:
+        return tirx.Cast(x.ty.dtype, positive_divisors(x.value))
+    if isinstance(names, str) or len(names) < 2:
         return x
-    a, b = positive_divisors(x.a), positive_divisors(x.b)
-    if isinstance(x, tirx.FloorDiv | tirx.FloorMod) and isinstance(b, tirx.IntImm) and b.value < 0:
-        zero, divisor = tirx.const(0, str(x.ty)), tirx.const(-b.value, str(x.ty))
-        if isinstance(x, tirx.FloorDiv):
-            return tirx.floordiv(zero - a, divisor)
-        return zero - tirx.floormod(zero - a, divisor)
-    return x if a.same_as(x.a) and b.same_as(x.b) else type(x)(a, b)
+    before = [getattr(x, name) for name in names]
+    after = [positive_divisors(part) for part in before]
+    if kind in (tirx.FloorDiv, tirx.FloorMod):
+        a, b = after
+        if isinstance(b, tirx.IntImm) and b.value < 0:
+            zero, divisor = tirx.const(0, str(x.ty)), tirx.const(-b.value, str(x.ty))
+            if kind is tirx.FloorDiv:
+                return tirx.floordiv(zero - a, divisor)
+            return zero - tirx.floormod(zero - a, divisor)
+    same = all(old.same_as(new) for old, new in zip(before, after, strict=True))
+    return x if same else kind(*after)
 
 
 def _chooses(x: Expr) -> bool:
     """True if a choice is part of the value, without looking into bound variables."""
-    return isinstance(x, tirx.Select) or any(map(_chooses, operands(x)))
+    return type(x) is tirx.Select or any(map(_chooses, operands(x)))
 
 
 @dataclass
@@ -193,13 +208,14 @@ class Emitter(Scope):
             value, tirx.Var | tirx.IntImm | tirx.FloatImm
         ):
             return value
-        return self._bound(self._reread(value), name)
+        nodes = self._count(value)
+        if nodes > MOST_NODES and not str(value.ty).startswith("bool"):
+            value, nodes = self._reread(value), 1
+        return self._bound(value, name, nodes)
 
     def _reread(self, value: Expr) -> Expr:
-        """``value``; if it has too many nodes, it is stored and read again."""
+        """Stores the value, and gives it as it is read again."""
         dtype, lanes = str(value.ty).partition("x")[0], lanes_of(value)
-        if dtype == "bool" or self._count(value) <= MOST_NODES:
-            return value
         place, size = self._lane if self.varies(value) else (0, 1)
         if lanes > 1:  # explicit vectors
             place, size = tirx.Ramp(0, 1, lanes), lanes
@@ -211,21 +227,22 @@ class Emitter(Scope):
         """Nodes of the expression tree, with bound variables written out. A value read from memory
         is one.
         """
-        if isinstance(value, tirx.Var):
+        if type(value) is tirx.Var:
             return self._nodes.get(value, 1)
         return 1 + sum(map(self._count, operands(value)))
 
-    def _bound(self, value: Expr, name: str) -> Expr:
+    def _bound(self, value: Expr, name: str, nodes: int) -> Expr:
+        """The value bound to a variable. ``nodes``: its :meth:`_count`."""
         if str(value.ty).startswith("bool"):  # TVM cannot bind vectors of bools
             lanes = lanes_of(value)
             one, zero = (
                 tirx.Broadcast(c, lanes) if lanes > 1 else c
                 for c in (tirx.const(1, "int8"), tirx.const(0, "int8"))
             )
-            return tirx.NE(self._bound(tirx.Select(value, one, zero), name), zero)
+            return tirx.NE(self._bound(tirx.Select(value, one, zero), name, nodes + 2), zero)
         var = T.Bind(self._unread(value))
         IRBuilder.name(name, var)
-        self._nodes[var] = self._count(value)
+        self._nodes[var] = nodes
         if self.varies(value):
             self._varying.add(var)
         return var
@@ -258,7 +275,7 @@ class Emitter(Scope):
         if isinstance(value, int) or isinstance(value, tirx.Var):
             return value
         bound = self.analyzer.const_int_bound(value)
-        var = self._bound(value, name)
+        var = self._bound(value, name, self._count(value))
         extent = bound.max_value + 1 - bound.min_value
         limit = INDEX_LIMIT**2 if self.wide else INDEX_LIMIT
         if bound.min_value > -limit and extent < limit:

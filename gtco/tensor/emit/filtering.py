@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from gtco.tensor.analysis.filtering import SIZES, TAPS
 from gtco.tensor.emit.emitter import Emitter, Expr
@@ -106,15 +107,15 @@ class Transform:
     # as code --------------------------------------------------------------------------------------
     def transformed(self, em: Emitter, x: Sequence[Sequence[Expr]]) -> list[list[Expr]]:
         """B^T x B of a tile of inputs, [row][column]."""
-        columns = [self._transformed(em, self.inputs, column) for column in zip(*x, strict=True)]
-        return [self._transformed(em, self.inputs, row) for row in zip(*columns, strict=True)]
+        columns = [_transformed(em, self._inputs, column) for column in zip(*x, strict=True)]
+        return [_transformed(em, self._inputs, row) for row in zip(*columns, strict=True)]
 
     def filtered(self, em: Emitter, w: Sequence[Sequence[Expr]]) -> list[list[Expr]]:
         """G w G^T of the taps of a window, [row][column]. The divisors come last: sums of integers
         of 8 bits by powers of the points are exact in float32.
         """
-        columns = [self._transformed(em, self.powers, column) for column in zip(*w, strict=True)]
-        rows = [self._transformed(em, self.powers, row) for row in zip(*columns, strict=True)]
+        columns = [_transformed(em, self._powers, column) for column in zip(*w, strict=True)]
+        rows = [_transformed(em, self._powers, row) for row in zip(*columns, strict=True)]
         return [
             [
                 value * constant(value, float(1 / (a * b))) if a * b != 1 else value
@@ -128,19 +129,13 @@ class Transform:
         columns = [self._gathered(em, column) for column in zip(*m, strict=True)]
         return [self._gathered(em, row) for row in zip(*columns, strict=True)]
 
-    def _transformed(self, em: Emitter, rows: Matrix, x: Sequence[Expr]) -> list[Expr]:
-        """B^T x, or the powers of the points by x. The two rows of a pair of points differ in the
-        sign of every second coefficient.
-        """
-        made = [_sum(em, rows[0], x)]
-        for i in range(1, self.width - 1, 2):
-            one, other = rows[i], rows[i + 1]
-            even = _sum(em, [(a + b) / 2 for a, b in zip(one, other, strict=True)], x)
-            odd = [(a - b) / 2 for a, b in zip(one, other, strict=True)]
-            scale = max(odd, key=abs)
-            value = _sum(em, [a / scale for a in odd], x)
-            made += [em.let(_plus(even, scale, value)), em.let(_plus(even, -scale, value))]
-        return [*made, _sum(em, rows[-1], x)]
+    @cached_property
+    def _inputs(self) -> Rows:
+        return _rows(self.inputs)
+
+    @cached_property
+    def _powers(self) -> Rows:
+        return _rows(self.powers)
 
     def _gathered(self, em: Emitter, m: Sequence[Expr]) -> list[Expr]:
         """A^T m. The two columns of a pair of points are equal or differ in sign, row by row."""
@@ -150,28 +145,58 @@ class Transform:
             folded[1].append(em.let(m[i] - m[i + 1]))
         made = []
         for i, row in enumerate(self.outputs):
-            taken = [row[0], *row[1:-1:2], row[-1]]
+            taken = [float(x) for x in (row[0], *row[1:-1:2], row[-1])]
             made.append(_sum(em, taken, [m[0], *folded[i % 2], m[-1]]))
         return made
 
 
-def _sum(em: Emitter, factors: Sequence[Fraction], values: Sequence[Expr]) -> Expr:
+class Rows(NamedTuple):
+    """The rows of B^T, or of the powers of the points, as code computes them. The two rows of a
+    pair of points differ in the sign of every second coefficient: they are ``even`` plus and minus
+    ``scale`` times ``odd``.
+    """
+
+    first: Sequence[float]
+    pairs: Sequence[tuple[Sequence[float], float, Sequence[float]]]  # even, scale, odd
+    last: Sequence[float]
+
+
+def _rows(matrix: Matrix) -> Rows:
+    pairs = []
+    for one, other in zip(matrix[1:-1:2], matrix[2:-1:2], strict=True):
+        even = [float((a + b) / 2) for a, b in zip(one, other, strict=True)]
+        odd = [(a - b) / 2 for a, b in zip(one, other, strict=True)]
+        scale = max(odd, key=abs)
+        pairs.append((even, float(scale), [float(a / scale) for a in odd]))
+    return Rows([*map(float, matrix[0])], pairs, [*map(float, matrix[-1])])
+
+
+def _transformed(em: Emitter, rows: Rows, x: Sequence[Expr]) -> list[Expr]:
+    """B^T x, or the powers of the points by x."""
+    made = [_sum(em, rows.first, x)]
+    for even, scale, odd in rows.pairs:
+        common, different = _sum(em, even, x), _sum(em, odd, x)
+        made += [em.let(_plus(common, factor, different)) for factor in (scale, -scale)]
+    return [*made, _sum(em, rows.last, x)]
+
+
+def _sum(em: Emitter, factors: Sequence[float], values: Sequence[Expr]) -> Expr:
     """The sum of products. Those with a factor of 1 come first, and each of the others is a
     multiply-add.
     """
     parts = [(f, x) for f, x in zip(factors, values, strict=True) if f]
     parts.sort(key=lambda part: part[0] != 1)
     (first, value), *rest = parts
-    total = value if first == 1 else value * constant(value, float(first))
+    total = value if first == 1 else value * constant(value, first)
     for factor, x in rest:
         total = _plus(total, factor, x)
     return em.let(total)
 
 
-def _plus(total: Expr, factor: Fraction, x: Expr) -> Expr:
+def _plus(total: Expr, factor: float, x: Expr) -> Expr:
     if abs(factor) == 1:
         return total + x if factor > 0 else total - x
-    return total + x * constant(x, float(factor))
+    return total + x * constant(x, factor)
 
 
 TRANSFORMS: Mapping[int, Transform] = {
