@@ -26,7 +26,7 @@ from gtco.tensor.stage import NARROW_INDICES
 if TYPE_CHECKING:
     from gtco.codegen.generate import Generated
     from gtco.codegen.workers import Workers
-    from gtco.driver.launching import Launching
+    from gtco.driver.linking.launching import Launching
     from gtco.graph.graph import Graph
 
 MOST_ELEMENTS = 1 << 31  # of a tensor: kernels for GPUs index fewer
@@ -256,7 +256,7 @@ class GpuBackend(Backend):
     def launching(
         self, generated: Generated, graph: Graph, options: CompileOptions, workers: Workers
     ) -> Launching | None:
-        from gtco.driver.launching import launching
+        from gtco.driver.linking.launching import launching
 
         return launching(generated, graph, self.machine, options, workers)
 

@@ -1,5 +1,5 @@
-"""The steps from one model at one size to its kernels; :mod:`gtco.driver.finishing` makes a library
-of these.
+"""The steps from one model at one size to its kernels. :mod:`gtco.driver.linking.finishing` makes a
+library of these.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from gtco.runtime.module import Model
 from gtco.tuning.view import View
 
 if TYPE_CHECKING:
-    from gtco.driver.layers import StageLosses
+    from gtco.driver.linking.layers import StageLosses
     from gtco.quantization.report import QuantizationReport
     from gtco.tuning.whole import ModelVerdict
 

@@ -12,7 +12,7 @@ from gtco.codegen.jobs import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.driver.candidates import comparable, heavy
 from gtco.driver.compilation import Compilation
-from gtco.driver.metadata import describe, versions
+from gtco.driver.linking.metadata import describe, versions
 from gtco.driver.phases import Fused
 from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact

@@ -13,7 +13,7 @@ from gtco.codegen.workers import Workers
 from gtco.driver.checks import at_sizes, check_dump, is_onnx, is_program
 from gtco.driver.compilation import Compilation, Progress, compilation_at
 from gtco.driver.compiled import CompileReport, notes_of_all, of_all
-from gtco.driver.finishing import finish, identifier, memory, tell, verify, verify_layers
+from gtco.driver.linking.finishing import finish, identifier, memory, tell, verify, verify_layers
 from gtco.driver.phases import Built, Fused, Lowered
 from gtco.driver.sizes import batches, parts
 from gtco.driver.sizes.many import FEW, Many

@@ -15,7 +15,7 @@ from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.driver.compilation import Compilation
 from gtco.driver.cooptimize import SHARE, Measured, cooptimize, part, rest
-from gtco.driver.finishing import artifact
+from gtco.driver.linking.finishing import artifact
 from gtco.driver.phases import Built, CutModel
 from gtco.runtime.publish import temporary
 from gtco.runtime.writing.linking import write_artifact

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gtco.codegen.generate import Generated
-    from gtco.driver.launching import Launching
+    from gtco.driver.linking.launching import Launching
     from gtco.graph.fusion.stages import Partition
     from gtco.graph.graph import Graph
     from gtco.runtime.plan import Batch

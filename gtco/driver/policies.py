@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from gtco.driver.metadata import versions
+from gtco.driver.linking.metadata import versions
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
 from gtco.search.analytic import AnalyticPolicy

@@ -14,7 +14,7 @@ from gtco.report.facts import Facts, StageFacts
 from gtco.support.sizes import said
 
 if TYPE_CHECKING:
-    from gtco.driver.layers import StageLosses
+    from gtco.driver.linking.layers import StageLosses
     from gtco.quantization.report import QuantizationReport
 
 

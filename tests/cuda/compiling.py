@@ -23,7 +23,7 @@ from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.nvrtc import Image, compile_cuda, library
 from gtco.codegen.sass import MachineCode, machine_code
 from gtco.driver.compilation import Among, Compilation, silent
-from gtco.driver.persistent import persistent
+from gtco.driver.linking.persistent import persistent
 from gtco.driver.phases import Built, Lowered, Simplified
 from gtco.machine.cores import allowed_cores
 from gtco.machine.gpu import GpuTarget, gpu_target

@@ -15,8 +15,8 @@ from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel, ProgramJob
 from gtco.codegen.nvrtc import Image
 from gtco.driver.compilation import Compilation, silent
 from gtco.driver.compiled import CompileReport
-from gtco.driver.finishing import finish
 from gtco.driver.library import Library
+from gtco.driver.linking.finishing import finish
 from gtco.driver.phases import Built
 from gtco.machine.gpu import gpu_target
 from gtco.runtime.module import load

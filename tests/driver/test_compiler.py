@@ -25,7 +25,8 @@ from gtco import verification
 from gtco.cli import main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
-from gtco.driver import compilation, finishing, making
+from gtco.driver import compilation, making
+from gtco.driver.linking import finishing
 from gtco.machine.target import Target, target
 from gtco.search.calibration import profile
 from gtco.search.calibration.profile import MachineTable

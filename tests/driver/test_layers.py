@@ -12,9 +12,9 @@ import pytest
 from gtco import cli
 from gtco.cli import compile_command
 from gtco.compiler import compile_to_file
-from gtco.driver import layers
 from gtco.driver.cache.caching import cache_of
-from gtco.driver.layers import Twins, compared, error, losses, with_outputs
+from gtco.driver.linking import layers
+from gtco.driver.linking.layers import Twins, compared, error, losses, with_outputs
 from gtco.graph.graph import Graph
 from gtco.graph.precision import narrow_operands
 from gtco.graph.rewrites.fold_constants import fold_constants

@@ -124,7 +124,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     for number, limit in enumerate((10**9, 0)):
         build = linking.build_artifact
         monkeypatch.setattr(
-            "gtco.driver.finishing.build_artifact",
+            "gtco.driver.linking.finishing.build_artifact",
             lambda *given, limit=limit, build=build: build(*given, weights_inside_limit=limit),
         )
         made.append(tmp_path / f"library{number}.so")

@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco import compiler
-from gtco.driver import finishing, making
+from gtco.driver import making
+from gtco.driver.linking import finishing
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.writing.table import plan_source
 from tests.end_to_end.nodes.runner import InProcess

@@ -194,7 +194,7 @@ def test_a_rewrite_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("gtco.driver.canonical.channels_last", "simplify", RecursionError("deep")),
         ("gtco.driver.fusing.fuse", "fuse", AssertionError()),
         ("gtco.driver.generating.generate", "generate", KeyError("x")),
-        ("gtco.driver.finishing.assemble", "link", AssertionError()),
+        ("gtco.driver.linking.finishing.assemble", "link", AssertionError()),
         ("gtco.verification.verify", "verify", RecursionError("deep")),
     ],
 )

@@ -12,9 +12,9 @@ import pytest
 
 from gtco.cli.stage_tables import launches
 from gtco.codegen.generate import Generated
-from gtco.driver import launching
 from gtco.driver.backend import backend_of
-from gtco.driver.launching import Launching
+from gtco.driver.linking import launching
+from gtco.driver.linking.launching import Launching
 from gtco.machine.gpu import GPUS
 from gtco.machine.target import target
 from gtco.runtime.gpu.plan import PersistentKernel

@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gtco.driver.assembly import specs
 from gtco.driver.compilation import Compilation
+from gtco.driver.linking.assembly import specs
 from gtco.driver.phases import Fused, Lowered
 from gtco.driver.sizes.forms import Forms
 from gtco.graph.batch import batched

@@ -11,9 +11,9 @@ import numpy as np
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.jobs import GpuKernel, Kernel
-from gtco.driver.assembly import code_of, images_of, in_parts, specs, steps_of
-from gtco.driver.metadata import loops_of, metadata
-from gtco.driver.places import Weights, placed, share_counters
+from gtco.driver.linking.assembly import code_of, images_of, in_parts, specs, steps_of
+from gtco.driver.linking.metadata import loops_of, metadata
+from gtco.driver.linking.places import Weights, placed, share_counters
 from gtco.graph.graph import Graph
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gtco.codegen.jobs import GpuKernel
-from gtco.driver.finishing import finish
+from gtco.driver.linking.finishing import finish
 from gtco.machine.gpu import ARCHITECTURES, GPUS
 from gtco.runtime.library import read_metadata
 from gtco.search.gpu.launches import MOST_THREADS

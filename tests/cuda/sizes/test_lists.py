@@ -20,7 +20,7 @@ import gtco
 from gtco.codegen.jobs import GpuKernel
 from gtco.codegen.nvrtc import Image
 from gtco.compiler import compile_to_file
-from gtco.driver.places import Places, share_counters
+from gtco.driver.linking.places import Places, share_counters
 from gtco.driver.sizes.variants import renamed
 from gtco.runtime.library import read_metadata
 from gtco.runtime.plan import BufferRef

@@ -19,8 +19,8 @@ import torch
 from gtco.codegen.generate import Generated
 from gtco.codegen.jobs import GpuKernel, Job
 from gtco.codegen.nvrtc import compile_cuda
-from gtco.driver.assembly import assemble
-from gtco.driver.persistent import persistent
+from gtco.driver.linking.assembly import assemble
+from gtco.driver.linking.persistent import persistent
 from gtco.machine.gpu import gpu_target
 from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.search.gpu.launches import MOST_THREADS

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-import gtco.driver.persistent
+import gtco.driver.linking.persistent
 from gtco.codegen.cuda import gpu_code
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import MachineCode, machine_code
-from gtco.driver.persistent import persistent
+from gtco.driver.linking.persistent import persistent
 from gtco.machine.gpu import gpu_target
 from gtco.search.gpu.launches import MOST_THREADS, narrow
 from gtco.search.gpu.policy import GpuPolicy, occupancy
@@ -348,6 +348,6 @@ def test_no_persistent_kernel_is_made_of_them(
     found = persistent(built.generated, 2, TARGET, workers)  # type: ignore[arg-type]
     assert not isinstance(found, Rejection)
     assert not has_roles(workers.persistent[found[0].symbol].source)
-    monkeypatch.setattr(gtco.driver.persistent, "narrow", lambda policy, pick: pick)
+    monkeypatch.setattr(gtco.driver.linking.persistent, "narrow", lambda policy, pick: pick)
     refused = persistent(built.generated, 2, TARGET, workers)  # type: ignore[arg-type]
     assert isinstance(refused, Rejection) and refused.reason == "warp roles"

@@ -17,7 +17,7 @@ from gtco.support.options import CompileOptions
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
-    from gtco.driver.layers import StageLosses
+    from gtco.driver.linking.layers import StageLosses
     from gtco.graph.graph import Graph
     from gtco.verification import VerificationReport
 
@@ -50,7 +50,7 @@ def stages_compared(
     """What the output of every stage of ``graph`` has lost beside ``plain``, the graph in float32.
     ``artifact`` gives that of a graph with the same stages and more outputs.
     """
-    from gtco.driver.layers import compared, losses, run_all, with_outputs
+    from gtco.driver.linking.layers import compared, losses, run_all, with_outputs
 
     kept, left_out = compared(stages)
     given, made = run_all(artifact(with_outputs(graph, kept)), opened)

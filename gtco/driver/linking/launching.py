@@ -11,7 +11,7 @@ from typing import Any
 from gtco.codegen.generate import Generated
 from gtco.codegen.jobs import GpuKernel
 from gtco.codegen.workers import Workers
-from gtco.driver.persistent import persistent
+from gtco.driver.linking.persistent import persistent
 from gtco.graph.graph import Graph
 from gtco.machine.gpu import GpuTarget
 from gtco.runtime.gpu.plan import PersistentKernel

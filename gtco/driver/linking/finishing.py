@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.generate import Generated
-from gtco.driver.assembly import assemble, in_parts
 from gtco.driver.compilation import Compilation
 from gtco.driver.compiled import CompileReport
+from gtco.driver.linking.assembly import assemble, in_parts
+from gtco.driver.linking.verifying import model_compared, opened_library, stages_compared
 from gtco.driver.phases import Built
-from gtco.driver.verifying import model_compared, opened_library, stages_compared
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu.plan import GpuArtifact, GpuStep
 from gtco.runtime.plan import Step
 from gtco.runtime.writing.linking import build_artifact
 
 if TYPE_CHECKING:
-    from gtco.driver.launching import Launching
+    from gtco.driver.linking.launching import Launching
 
 
 def finish(run: Compilation, built: Built, folder: Path) -> None:

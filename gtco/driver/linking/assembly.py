@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.jobs import GpuKernel, Kernel
-from gtco.driver.metadata import describe, loops_of, metadata, origins
-from gtco.driver.places import Places, Weights, placed
+from gtco.driver.linking.metadata import describe, loops_of, metadata, origins
+from gtco.driver.linking.places import Places, Weights, placed
 from gtco.graph.graph import Graph
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine, Target
