@@ -5,7 +5,9 @@ A file is gzipped JSON, one value a line. The first line is the machine: ``about
 ``table``, as the cache keeps it. Each further line is one batch of configs of one stage that were
 timed alternately: the stage's name (:data:`STAGES`), ``standing``, the seconds of the config that
 all batches of the stage share, and for each config its time relative to that one. Lines are only
-appended, so measuring may be interrupted.
+appended, so measuring may be interrupted. A later reading of a config counts in place of an earlier
+one. ``final`` marks batches of the fastest configs: the fastest of many short readings is partly
+luck, and these were timed once more, side by side and for longer.
 """
 
 from __future__ import annotations
@@ -102,11 +104,14 @@ STAGES: Mapping[str, Stage] = {
 
 @dataclass(frozen=True)
 class Readings:
-    """What stands in a file: ``seconds`` of each config, by the stage's name."""
+    """What stands in a file: ``seconds`` of each config, and which configs a ``final`` batch has,
+    both by the stage's name.
+    """
 
     about: str
     table: RateTable
     seconds: Mapping[str, Mapping[Config, float]]
+    final: Mapping[str, frozenset[Config]]
 
 
 def load(file: Path) -> Readings:
@@ -114,7 +119,8 @@ def load(file: Path) -> Readings:
     try:
         with gzip.open(file, "rt") as lines:
             first, *batches = map(json.loads, lines)
-        return Readings(first["about"], table_from_json(first["table"]), _seconds(batches))
+        table = table_from_json(first["table"])
+        return Readings(first["about"], table, _seconds(batches), _final(batches))
     except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
         raise OptionError(
             f"{file} is not a file of readings ({error}): make one with python -m bench readings"
@@ -132,6 +138,15 @@ def _seconds(batches: Iterable[Mapping[str, Any]]) -> dict[str, dict[Config, flo
         stage: {config: ratio * median(standing[stage]) for config, ratio in each.items()}
         for stage, each in ratios.items()
     }
+
+
+def _final(batches: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[Config]]:
+    found: dict[str, frozenset[Config]] = {}
+    for batch in batches:
+        if batch.get("final"):
+            configs = frozenset(Config.from_json(config) for config, _ in batch["ratios"])
+            found[batch["stage"]] = found.get(batch["stage"], frozenset()) | configs
+    return found
 
 
 def append(file: Path, line: Mapping[str, Any]) -> None:

@@ -4,7 +4,9 @@
 
 The file gets the machine's table of rates and, for each stage, the times of the policy's pick, of
 its proposals and of drawn configs. Those of a batch are timed alternately with a standing config
-of the stage, so that the speed of a shared machine cancels out. The command goes on with a file
+of the stage, so that the speed of a shared machine cancels out. In the end the pick and the fastest
+configs of each stage are timed once more, side by side and for longer, until the fastest ones are
+all among those: the fastest of many short readings is partly luck. The command goes on with a file
 that exists. A pick that the policy of today makes is added if it was not measured.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -41,6 +43,8 @@ from ..harness.suite import available_threads, console
 
 BATCH = 15  # configs that are timed alternately, beside the standing one
 BATCH_SECONDS = 1.5
+FINALISTS = 6  # the fastest configs of a stage, which are timed once more beside the pick
+FINAL_SECONDS = 4.0
 HOPELESS = 4.0  # times the pick's predicted time: such configs are not drawn
 DRAWS = 40  # for one config that is kept
 QUIET = 0.05  # share of the cores that other processes may take while a batch is timed
@@ -52,26 +56,39 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     end = time.monotonic() + options.seconds
     target = cpu_target()
-    table = machine_table(target)
-    if table.rates is None:
-        raise OptionError(table.note)
-    policy = AnalyticPolicy(replace(table.rates.target, cores=options.threads), table.rates)
     if not options.out.exists():
-        append(options.out, {"about": cpu_name(), "table": table_json(table.rates, target)})
+        measured = machine_table(target)
+        if measured.rates is None:
+            raise OptionError(measured.note)
+        append(options.out, {"about": cpu_name(), "table": table_json(measured.rates, target)})
+    about, table = load(options.out).about, load(options.out).table
+    if (about, table.target.mcpu) != (cpu_name(), target.mcpu):
+        raise OptionError(
+            f"{options.out} has readings of {about} ({table.target.mcpu}), and this machine is "
+            f"{cpu_name()} ({target.mcpu}): give --out another file"
+        )
+    policy = AnalyticPolicy(replace(table.target, cores=options.threads), table)
     stages = {n: s.canonical for n, s in STAGES.items() if _named(n, options.stages)}
     with Workers(options.threads) as workers, status() as update:
         measurer = Measurer(workers, policy.target, options.threads)
         for name, stage in stages.items():
             while time.monotonic() < end:
-                known = load(options.out).seconds.get(name, {})
-                wanted = _wanted(policy, name, stage, known, options.per_stage)
+                read = load(options.out)
+                known = read.seconds.get(name, {})
+                wanted = _wanted(policy, name, stage, known, options.per_stage)[:BATCH]
+                update(f"{name}: {len(known)} of {options.per_stage} configs")
+                final = not wanted
+                if final:
+                    wanted = _finalists(policy, stage, known, read.final.get(name, frozenset()))
+                    update(f"{name}: the fastest once more")
                 if not wanted:
                     break
-                update(f"{name}: {len(known)} of {options.per_stage} configs")
                 standing = next(iter(known), wanted[0].config)
-                batch = _measured(measurer, stage, policy, standing, wanted[:BATCH], end)
+                seconds = FINAL_SECONDS if final else BATCH_SECONDS
+                batch = _measured(measurer, stage, policy, standing, wanted, seconds, end)
                 if batch is not None:
-                    append(options.out, {"stage": name, **batch})
+                    mark = {"final": True} if final else {}
+                    append(options.out, {"stage": name, **mark, **batch})
     found = load(options.out).seconds
     console().print(
         f"{options.out}: {sum(map(len, found.values()))} configs of {len(found)} stages"
@@ -104,6 +121,21 @@ def _wanted(
     return left[: max(0, most - len(known))]
 
 
+def _finalists(
+    policy: AnalyticPolicy, stage: Stage, known: Mapping[Config, float], final: Collection[Config]
+) -> list[Pick]:
+    """The pick and the fastest of the ``known`` configs; none if all of these are ``final``."""
+    space = space_of(stage, policy.target)
+    pick = policy.choose(stage)
+    by_time = sorted(known, key=known.__getitem__)
+    priced_ones = (priced(policy, space, config) for config in by_time)
+    fastest = [p for p in priced_ones if p is not None][:FINALISTS]  # others left the space
+    if pick is not None and pick.config in known:
+        fastest.append(pick)
+    listed = {p.config: p for p in fastest}
+    return [] if listed.keys() <= {*final} else [*listed.values()]
+
+
 def _drawn(
     policy: AnalyticPolicy, space: Space, random: Random, n: int, least: float
 ) -> list[Pick]:
@@ -123,6 +155,7 @@ def _measured(
     policy: AnalyticPolicy,
     standing: Config,
     wanted: Sequence[Pick],
+    seconds: float,
     end: float,
 ) -> dict[str, object] | None:
     """A line of the file, or None if other processes kept the cores busy until ``end``. Configs
@@ -148,7 +181,7 @@ def _measured(
         if number:
             time.sleep(PAUSE)
         before, begin = busy(), time.monotonic()
-        (timed,) = measurer.time([trial], BATCH_SECONDS)
+        (timed,) = measurer.time([trial], seconds)
         if timed.failed:
             raise OptionError(f"{stage.label} could not be timed: {timed.failed}")
         others = (busy() - before) / (time.monotonic() - begin) / (os.cpu_count() or 1)

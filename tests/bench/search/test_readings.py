@@ -20,6 +20,7 @@ from gtco.search.calibration.measure import MachineRates
 from gtco.search.calibration.profile import table_json, table_of
 from gtco.support.errors import OptionError
 from gtco.tensor.intrinsics.table import every_micro_kernel
+from gtco.tensor.space import Config
 
 # The shares of the best config that the policy reaches on each machine, rounded down: the geometric
 # mean and the worst stage of its picks, and the mean after the tuner's first proposals.
@@ -77,6 +78,40 @@ def test_files_grow_by_batches(tmp_path: Path) -> None:
     assert row.picked == row.of_best == pytest.approx(0.5 / 0.6) and row.gone == 1
 
 
+def test_the_fastest_are_read_once_more(tmp_path: Path) -> None:
+    """The later reading counts, and is asked for until the fastest ones have it."""
+    file, name = tmp_path / "r.gz", "product 197x192x576"
+    append(file, {"about": "a machine", "table": _machine()})
+    table = load(file).table
+    policy, stage = AnalyticPolicy(table.target, table), STAGES[name].canonical
+    picks = [p.config for p in policy.best(stage, command.FINALISTS + 3)]
+    pick, others = picks[0], picks[1:]
+    ratios = [[p.to_json(), 1.0 + n / 100] for n, p in enumerate(others)]
+    append(file, {"stage": name, "standing": 1e-4, "ratios": [*ratios, [pick.to_json(), 2.0]]})
+
+    def finalists() -> list[Config]:
+        found = load(file)
+        final = found.final.get(name, frozenset())
+        return [p.config for p in command._finalists(policy, stage, found.seconds[name], final)]
+
+    assert finalists() == [*others[: command.FINALISTS], pick]
+    # one of them was lucky, so the next one counts among the fastest
+    again = [[p.to_json(), 1.5 if n == 0 else 1.0 + n / 100] for n, p in enumerate(finalists())]
+    append(file, {"stage": name, "final": True, "standing": 1e-4, "ratios": again})
+    assert load(file).seconds[name][others[0]] == pytest.approx(1.5e-4)
+    assert {*finalists()} == {*others[1 : command.FINALISTS + 1], pick}
+    again = [[p.to_json(), 1.0] for p in finalists()]
+    append(file, {"stage": name, "final": True, "standing": 1e-4, "ratios": again})
+    assert finalists() == []
+
+
+def test_a_file_of_another_machine_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "r.gz"
+    append(file, {"about": "another machine", "table": _machine()})
+    with pytest.raises(OptionError, match="readings of another machine"):
+        command.main(["--out", str(file)])
+
+
 def test_what_is_no_such_file_is_an_error(tmp_path: Path) -> None:
     for content in (b"", b"{}", b"\x1f\x8b"):
         (tmp_path / "r.gz").write_bytes(content)
@@ -85,19 +120,24 @@ def test_what_is_no_such_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_reading_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second call adds what a larger number asks for, and a third one nothing."""
+    """A second call adds what a larger number asks for, and a third one nothing. In the end the
+    fastest ones were timed once more.
+    """
     small = {"small": readings.product(8, 16, 40)}
     monkeypatch.setattr(command, "STAGES", small)
     monkeypatch.setattr(command, "QUIET", inf)  # other tests may run beside this one
     monkeypatch.setattr(command, "BATCH_SECONDS", 0.0)
+    monkeypatch.setattr(command, "FINAL_SECONDS", 0.0)
+    monkeypatch.setattr(command, "FINALISTS", 2)
     file = tmp_path / "r.gz"
     sizes = []
     for wanted in ("3", "6", "6"):
         assert command.main(["--out", str(file), "--per-stage", wanted, "--threads", "2"]) == 0
         sizes.append(len(load(file).seconds["small"]))
     assert sizes == [3, 6, 6]
-    first = next(iter(load(file).seconds["small"]))
-    table = load(file).table
+    seconds, final = load(file).seconds["small"], load(file).final["small"]
+    first, table = next(iter(seconds)), load(file).table
+    assert {*sorted(seconds, key=seconds.__getitem__)[:2], first} <= final
     pick = AnalyticPolicy(table.target, table).choose(small["small"].canonical)
     assert pick is not None and first == pick.config
 
