@@ -15,9 +15,8 @@ from gtco.runtime.writing.table import normalize_features
 from gtco.search.calibration.profile import machine_table
 from gtco.search.calibration.rates import RateTable
 from gtco.tensor.nest.open import FEEDS, FewColumns, OpenNest, few_columns, nests
-from gtco.tensor.nest.open_columns import columns_kernel
-from gtco.tensor.nest.open_filtering import FILTERS, filtering_kernel
-from gtco.tensor.nest.open_loops import open_kernel
+from gtco.tensor.nest.open_filtering import FILTERS
+from gtco.tensor.nest.open_kernels import open_kernel
 
 
 def compile_products(
@@ -35,11 +34,7 @@ def compile_products(
         rates = (machine_table(machine).rates if machine.here else None) or RateTable(machine)
     kernels = nests(machine)
     few = few_columns(machine)
-    functions = [
-        (filtering_kernel if nest.feed == "filtered" else open_kernel)(nest, f"gtco_{nest.name}")
-        for nest in kernels
-    ]
-    functions += [columns_kernel(nest, f"gtco_{nest.name}") for nest in few]
+    functions = [open_kernel(nest, f"gtco_{nest.name}") for nest in (*kernels, *few)]
     table = products_table(kernels, few, machine, rates)
     code = [object_code(functions, machine)]
     return write_products(table, code, path, machine.isa)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_int64
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class Convolution:
     stride: int = 1
     padding: int = 0
 
-    @property
+    @cached_property
     def fields(self) -> Any:
         """As C takes it."""
         return byref(

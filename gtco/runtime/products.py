@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ class ConfigFields(ctypes.Structure):
     _fields_ = tuple((name, c_int64) for name in ("kernel", "chunks_m", "chunks_n", "kc", "held"))
 
 
-@dataclass(frozen=True)
-class ProductConfig:
+class ProductConfig(NamedTuple):
     """How a product is run: the kernel's name and number, the chunks of rows and of columns, the
     block of k, and the row blocks that are worked on at once.
     """
@@ -126,6 +125,12 @@ class OpenedKernels:
                 "for its threads; compile it on this machine"
             )
         self._set: object = None  # the sizes of the next run
+        self._names: list[str] = []
+        while name := self._library.gtco_products_kernel_name(len(self._names)):
+            self._names.append(name.decode())
+        # What a choice is written to: making it anew would take longer than many a choice.
+        self._config_fields, self._seconds = ConfigFields(), c_double()
+        self._answer = byref(self._config_fields), byref(self._seconds)
 
     def close(self) -> None:
         """Ends the threads. The object cannot be called any more."""
@@ -180,10 +185,9 @@ class OpenedKernels:
 
     def _chosen(self, name: str, *sizes: Any) -> tuple[ProductConfig, float] | None:
         """The choice by a function of the library; None where there is no such product."""
-        config, seconds = ConfigFields(), c_double()
-        if getattr(self._library, name)(self._open, *sizes, byref(config), byref(seconds)):
+        if getattr(self._library, name)(self._open, *sizes, *self._answer):
             return None
-        return self._config(config), seconds.value
+        return self._config(self._config_fields), self._seconds.value
 
     @property
     def _open(self) -> int:
@@ -195,8 +199,8 @@ class OpenedKernels:
         return str(self._library.gtco_products_error(self._open).decode())
 
     def _config(self, c: ConfigFields) -> ProductConfig:
-        name = self._library.gtco_products_kernel_name(c.kernel).decode()
-        return ProductConfig(name, c.kernel, c.chunks_m, c.chunks_n, c.kc, c.held)
+        kernel = c.kernel
+        return ProductConfig(self._names[kernel], kernel, c.chunks_m, c.chunks_n, c.kc, c.held)
 
 
 class Products(OpenedKernels):

@@ -27,7 +27,7 @@ void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end) {
 }
 """
 SOURCES = (
-    "kernels_begin.c memory.c kernels_end.c products/products.c products/choose.c "
+    "kernels_begin.c memory.c kernels_end.c products/products.c products/choose.c products/cut.c "
     "products/convolutions.c thread_pool.c restart.c cpu/check.c cpu/count.c cpu/features.c "
     "cpu/features_arm.c"
 ).split()

@@ -14,6 +14,8 @@ from gtco.codegen.load import load
 from gtco.machine.target import cpu_target
 from gtco.support.errors import ShapeError
 from gtco.tensor.nest.open import (
+    FEW_COLUMNS,
+    LINE,
     Cut,
     FewColumns,
     OpenNest,
@@ -25,10 +27,8 @@ from gtco.tensor.nest.open import (
     pack,
     packed_vectors,
 )
-from gtco.tensor.nest.open_columns import columns_kernel
-from gtco.tensor.nest.open_filtering import filtering_kernel
 from gtco.tensor.nest.open_images import Window
-from gtco.tensor.nest.open_loops import open_kernel
+from gtco.tensor.nest.open_kernels import open_kernel
 from tests.fences import fenced
 from tests.inner_loops import keeps_sums, product_loops
 from tests.kernels import check_guard, guarded, runnable
@@ -39,17 +39,27 @@ NORESERVE = 0x4000  # of mmap: pages that are not touched take no memory
 
 @cache
 def compiled(name: str) -> tuple[Any, tuple[OpenNest | FewColumns, ...], tuple[int, ...]]:
-    """The narrowest and a wide kernel of a target with every feed, and those of few columns; and
-    all widths.
+    """The narrowest and a wide kernel of a target with every feed of rows, those of few columns,
+    and the same two with lines of images; and all widths.
     """
     target = runnable(name)
     every = nests(target)
     widths = tuple(sorted({nest.row.vectors for nest in every}))
     chosen = [nest for nest in every if nest.row.vectors in (1, widths[-2])]
-    few = few_columns(target)[:2]
-    functions = [open_kernel(nest, nest.name) for nest in chosen]
-    functions += [columns_kernel(nest, nest.name) for nest in few]
-    return load(functions, target), (*chosen, *few), widths
+    rows = [nest for nest in chosen if nest.direct or nest.packed]
+    lines = [nest for nest in chosen if nest.in_lines]
+    made = (*rows, *few_columns(target)[:2], *lines)
+    return load([open_kernel(nest, nest.name) for nest in made], target), made, widths
+
+
+def in_rows(
+    kernels: tuple[OpenNest | FewColumns, ...],
+) -> tuple[OpenNest | FewColumns, ...]:
+    return tuple(nest for nest in kernels if isinstance(nest, FewColumns) or not nest.in_lines)
+
+
+def in_lines(kernels: tuple[OpenNest | FewColumns, ...]) -> list[OpenNest]:
+    return [nest for nest in kernels if isinstance(nest, OpenNest) and nest.in_lines]
 
 
 def lanes_of(nest: OpenNest | FewColumns) -> int:
@@ -84,6 +94,7 @@ def multiplied(
 @pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
 def test_every_cut_of_drawn_sizes_is_right(target: str) -> None:
     library, kernels, widths = compiled(target)
+    kernels = in_rows(kernels)
     random = np.random.default_rng(7)
     done = 0
     while done < 240:
@@ -103,11 +114,79 @@ def test_every_cut_of_drawn_sizes_is_right(target: str) -> None:
 
 def test_every_height_is_right() -> None:
     library, kernels, widths = compiled("x86-64-v3")
-    for nest in kernels:
+    for nest in in_rows(kernels):
         most = nest.row.rows if isinstance(nest, OpenNest) else nest.rows
         n = 50 if isinstance(nest, OpenNest) else nest.columns
         for m in range(1, 2 * most + 2):
             multiplied(library, nest, widths, cut(nest, m, n, 37), m)
+
+
+def convolved(
+    library: Any, nest: OpenNest, widths: tuple[int, ...], of: Window, batch: int, n: int,
+    taps: int, task: int, held: int, deep: int,
+) -> None:  # fmt: skip
+    """Runs all tasks of a convolution, the last one first, on memory that ends before an
+    inaccessible page: tasks of so many lines, parts of ``held``, blocks of k of ``deep`` runs.
+    """
+    lines, run = batch * of.out_h, of.kernel_w * of.channels
+    blocks = -(-of.out_w // nest.row.rows)
+    panels, wide = -(-n // nest.row.columns), (of.out_w - 1) * of.stride + of.kernel_w
+    pitch = -(-wide * of.channels // LINE) * LINE
+    height, taller = divmod(of.out_w, blocks)
+    numbers = Cut(
+        n, taps * run, deep * run, height, taller, lines * blocks, task * blocks, panels, 1, panels,
+        held * blocks, pitch, 0,
+    )  # fmt: skip
+    random = np.random.default_rng(n + of.out_w + of.channels)
+    x = random.standard_normal((batch, of.image_h, of.image_w, of.channels), dtype=np.float32)
+    w = random.standard_normal((taps * run, n), dtype=np.float32)
+    p, s = of.padding, of.stride
+    padded = np.pad(x, ((0, 0), (p, p), (p, p), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (taps, of.kernel_w), (1, 2))
+    a = windows[:, ::s, ::s].transpose(0, 1, 2, 4, 5, 3).reshape(lines * of.out_w, -1)
+    # the lines of scratch under any `held` lines of the output, without those that images share
+    later = min(s, taps)
+    used = [
+        sum(taps if line == first or line % of.out_h == 0 else later for line in range(first, end))
+        for first in range(lines)
+        if (end := min(first + held, lines))
+    ]
+    out, whole = guarded(4 * lines * of.out_w * n)
+    work, scratch = guarded(4 * max(used) * pitch)
+    work[:] = 0xFF  # NaN, because scratch is not zeroed
+    read = np.concatenate([numbers.array, of.array])
+    held_arrays = [fenced(x), fenced(pack(w, nest.row.lanes, widths)), fenced(read)]
+    places = [ctypes.c_void_p(array.ctypes.data) for array in (*held_arrays, out, work)]
+    for number in reversed(range(-(-lines // task) * panels)):
+        getattr(library, nest.name)(*places, ctypes.c_int64(number), ctypes.c_int64(number + 1))
+    check_guard(out, whole, "C")
+    check_guard(work, scratch, "scratch")
+    room = TOLERANCE * (np.abs(a) @ np.abs(w)).astype(np.float64)
+    error = np.abs(out.view(np.float32).reshape(-1, n) - a.astype(np.float64) @ w)
+    assert (error <= room).all(), (nest.name, of, numbers)
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
+def test_drawn_lines_of_images_are_right(target: str) -> None:
+    """Windows narrower and wider than their stride, lines that several images share in a part."""
+    library, kernels, widths = compiled(target)
+    random = np.random.default_rng(3)
+    done = 0
+    while done < 160:
+        batch, high, wide, stride = (int(x) for x in random.integers(1, [4, 9, 40, 5]))
+        channels, n = (int(2**x) for x in random.uniform(0, 6, 2))
+        taps, kernel_w, padding = (int(x) for x in random.integers([1, 1, 0], [6, 8, 4]))
+        if high + 2 * padding < taps or wide + 2 * padding < kernel_w:
+            continue
+        out_h, out_w = ((size + 2 * padding - kernel) // stride + 1
+                        for size, kernel in ((high, taps), (wide, kernel_w)))  # fmt: skip
+        nest = in_lines(kernels)[done % 2]
+        if n <= FEW_COLUMNS or nest.row.vectors > -(-n // nest.row.lanes):
+            continue  # the panels of convolutions are never along k
+        of = Window(high, wide, channels, kernel_w, stride, padding, out_h, out_w)
+        task, held, deep = (int(x) for x in random.integers(1, [batch * out_h + 1, 8, taps + 1]))
+        convolved(library, nest, widths, of, batch, n, taps, task, min(held, task), deep)
+        done += 1
 
 
 def test_places_beyond_two_to_the_31_are_reached() -> None:
@@ -172,8 +251,7 @@ def test_sums_of_products_stay_in_registers(name: str) -> None:
     """
     machine = cpu_target(name)
     for nest in nests(machine):
-        made = filtering_kernel if nest.feed == "filtered" else open_kernel
-        bodies = product_loops([made(nest, "kernel")], machine, least=10)
+        bodies = product_loops([open_kernel(nest, "kernel")], machine, least=10)
         assert nest.row.rows * nest.row.vectors < 10 or bodies, nest.name
         for body in bodies:
             assert keeps_sums(body) or "(%rip)" in body, (nest.name, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
@@ -23,7 +23,8 @@ class Operand:
 
     Element k of row i of A lies at ``offset + i * stride + along(k)``; ``along`` is k itself if it
     is not given (a convolution's window is several runs). ``dense``: within a run, neighbours of k
-    are neighbours in the buffer. B of iteration n lies at ``offset + n *
+    are neighbours in the buffer. ``apart``: k is several runs (of :func:`fma_tile`) that lie so
+    far apart, and ``along`` counts within each. B of iteration n lies at ``offset + n *
     stride``, with its vectors ``vector`` apart, or side by side. Neighbours of k that are read as
     one lie in a buffer of their elements, or (only pairs of B) in one of int32.
     """
@@ -34,6 +35,11 @@ class Operand:
     along: Callable[[Expr], Expr] = lambda k: k
     vector: Expr | None = None
     dense: bool = True
+    apart: Expr | None = None
+
+    def run(self, number: Expr) -> Operand:
+        """The operand within a run."""
+        return replace(self, offset=self.offset + number * self.apart)
 
     @staticmethod
     def of(array: Array, index: Sequence[Expr], vector: Expr | None = None) -> Operand:
@@ -89,7 +95,10 @@ def fma_tile(
         def iteration(position: Expr) -> _Step:
             k = em.index(run * depth + position * width)
             step(k)
-            return _Step(em, tile, acc, a, b, k, em.index(run * steps + position))
+            number = em.index(run * steps + position)
+            if a.apart is None:
+                return _Step(em, tile, acc, a, b, k, number)
+            return _Step(em, tile, acc, a.run(run), b, em.index(position * width), number)
 
         if together == 1:
             with _iterations(em, steps, block, rolled) as position:

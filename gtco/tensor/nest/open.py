@@ -38,9 +38,10 @@ FEW_COLUMNS = 4  # the most columns of products whose vectors lie along k
 FOLDING = 9  # multiply-adds that take as long as folding a vector
 L3, MEMORY = 1, 2  # where B lies; in a nearer cache no kernel prefetches it
 SUMS = 16  # vectors of sums of such a product, at most
-# A's rows are read where they lie, copied to scratch, or gathered there from images; or they are
-# tiles of minimal filtering. The order is that of csrc/products/table.h.
-FEEDS = ("direct", "packed", "gathered", "filtered")
+# A's rows are read where they lie, copied to scratch, or gathered there from images; they are read
+# in lines of images that are copied there; or they are tiles of minimal filtering. The order is
+# that of csrc/products/table.h.
+FEEDS = ("direct", "packed", "gathered", "lines", "filtered")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class OpenNest:
     feed: str
 
     @property
+    def direct(self) -> bool:
+        """True if rows of A are read where they lie."""
+        return self.feed == FEEDS[0]
+
+    @property
     def packed(self) -> bool:
         """True if rows of A are copied to scratch."""
         return self.feed in FEEDS[1:3]
@@ -63,6 +69,11 @@ class OpenNest:
     def gathered(self) -> bool:
         """True if A's rows are windows of images (:mod:`gtco.tensor.nest.open_images`)."""
         return self.feed == FEEDS[2]
+
+    @property
+    def in_lines(self) -> bool:
+        """True if A's rows are read in lines of images (:mod:`gtco.tensor.nest.open_lines`)."""
+        return self.feed == FEEDS[3]
 
     @property
     def name(self) -> str:

@@ -74,26 +74,27 @@ def any_size(
     return kernel(symbol, types, ANY, ANY.nbytes // 4, lanes, body, wide=True)
 
 
-def open_kernel(nest: OpenNest, symbol: str) -> Any:
+def product_kernel(nest: OpenNest, symbol: str) -> Any:
     """The kernel ``symbol(a, b, numbers, out, workspace, begin, end)`` of a nest: A[m, k] or the
     images of which it is, B in panels, the numbers of a :class:`gtco.tensor.nest.open.Cut` and
     behind them those of a :class:`gtco.tensor.nest.open_images.Window`, and C[m, n].
     """
     numbers = len(FIELDS) + (len(WINDOW) if nest.gathered else 0)
-    return any_size(symbol, numbers, nest.row.lanes, lambda em, args: _Loops(nest, em, args).emit())
+    made = ProductLoops
+    return any_size(symbol, numbers, nest.row.lanes, lambda em, args: made(nest, em, args).emit())
 
 
 @dataclass(frozen=True)
-class _Tile:
-    """A tile's first row and panel, the block of k from ``k0`` of ``depth``, and the first row of
-    the part.
+class Tile:
+    """A tile's first row and panel, the block of k from ``k0`` of ``depth``, and the place of its
+    first element of A.
     """
 
     start: Expr
     panel: Expr
     k0: Expr
     depth: Expr
-    row0: Expr
+    a_row: Expr
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,10 @@ class OpenLoops:
         """a / b, rounded up; both are positive."""
         return tirx.truncdiv(a + (b - 1), b)
 
+    def among_neighbours(self, block: Expr) -> Expr:
+        """The number of a block among those that are cut together: the taller ones come first."""
+        return block
+
     def first_row(self, block: Expr) -> Expr:
         return block * self.of["height"] + tirx.min(block, self.of["taller"])
 
@@ -184,7 +189,7 @@ class OpenLoops:
     def heights(self, block: Expr, product: Callable[[int], None]) -> None:
         """``product`` of the block's height, which is found by halving."""
         em = self.em
-        taller = tirx.Cast("int64", block < self.of["taller"])
+        taller = tirx.Cast("int64", self.among_neighbours(block) < self.of["taller"])
         height = em.let(self.of["height"] + taller, "rows")
 
         def among(low: int, high: int) -> None:
@@ -220,7 +225,9 @@ class OpenLoops:
             self.em.prefetch_value(b.buffer[place])
 
 
-class _Loops(OpenLoops):
+class ProductLoops(OpenLoops):
+    """The loops of a nest whose rows are those of A, read in place or copied."""
+
     def __init__(self, nest: OpenNest, em: Emitter, args: KernelArguments) -> None:
         super().__init__(nest.row.rows, em, args)
         self.nest, self.row = nest, nest.row
@@ -232,44 +239,46 @@ class _Loops(OpenLoops):
             with em.loop(em.let(self.up(of["k"], of["kc"]), "kblocks"), "kb") as kb:
                 k0 = self.held(kb * of["kc"], "k0")
                 depth = self.held(tirx.min(of["kc"], of["k"] - k0), "depth")
-                if self.nest.packed:
-                    self.pack(part.row0, self.first_row(part.end) - part.row0, k0, depth)
+                self.prepare(part, k0, depth)
                 with em.range(part.panel0, part.panels, "panel") as panel:
                     with em.range(part.here, part.end, "block") as block:
                         start = self.held(self.first_row(block), "start")
-                        tile = _Tile(start, panel, k0, depth, part.row0)
+                        a_row = self.held(self.place_of_row(start, part.row0, k0), "a_row")
+                        tile = Tile(start, panel, k0, depth, a_row)
                         more = block + 1 < part.end
                         first = block == part.here
                         self.heights(block, partial(self.variants, at=tile, first=first, more=more))
 
-    def pack(self, row0: Expr, rows: Expr, k0: Expr, depth: Expr) -> None:
-        """Copies A[row0:row0 + rows, k0:k0 + depth]."""
-        em, of = self.em, self.of
-        with em.loop(rows, "r") as r:
+    def prepare(self, part: Part, k0: Expr, depth: Expr) -> None:
+        """Copies A[rows of the part, k0:k0 + depth], if the nest does."""
+        if not self.nest.packed:
+            return
+        em, of, row0 = self.em, self.of, part.row0
+        with em.loop(self.first_row(part.end) - row0, "r") as r:
             target = self.held(r * of["lda"], "target")
             if self.nest.gathered:
                 gather(em, self, self.window, row0 + r, k0, depth, target)
             else:
                 self.copy((row0 + r) * of["k"] + k0, target, depth)
 
-    def variants(self, rows: int, at: _Tile, first: Expr, more: Expr) -> None:
+    def variants(self, rows: int, at: Tile, first: Expr, more: Expr) -> None:
         """The product of a block: the ``first`` of a part, or one behind which is ``more``."""
         ahead = partial(self.product, rows, at, ahead=True)
         self.arriving(rows, first, ahead, partial(self.either, rows, at, more))
 
-    def either(self, rows: int, at: _Tile, more: Expr) -> None:
+    def either(self, rows: int, at: Tile, more: Expr) -> None:
         """The product of a block, which prefetches the rows of the next one if there is ``more``.
         They follow each other, and no hardware prefetcher sees so many short runs as one. Where no
         rows are, looking for their pages takes long. Many blocks have about the most rows.
         """
-        if self.nest.packed or self.row.vectors > NARROW or rows < self.row.rows - 1:
+        if not self.nest.direct or self.row.vectors > NARROW or rows < self.row.rows - 1:
             self.product(rows, at)
             return
         follows = partial(self.product, rows, at, follows=True)
         self.em.branch(more, follows, lambda: self.product(rows, at))
 
     def product(
-        self, rows: int, at: _Tile, ahead: bool = False, follows: bool = False
+        self, rows: int, at: Tile, ahead: bool = False, follows: bool = False
     ) -> None:
         """C[rows, columns] of a block and a panel, for one block of k. ``ahead``, ``follows``: as
         in :meth:`prefetches`.
@@ -288,6 +297,7 @@ class _Loops(OpenLoops):
             return tirx.call_extern(f"float32x{lanes}", LOAD, where, self.count(left - j))
 
         sums: list[tuple[int, int, Expr]] = []
+        runs, steps = self.runs(at.depth)
         first = em.let(at.panel * row.vectors * of["k"] + at.k0, "b_step")
         apart = of["k"] * lanes  # the panels of B
         b = Operand(self.b.buffer, first * lanes, lanes, vector=apart)
@@ -295,13 +305,14 @@ class _Loops(OpenLoops):
         fma_tile(
             em,
             tile,
-            at.depth,
+            steps,
             self.rows_of_a(at),
             b,
             lambda i, j, vector: sums.append((i, j, vector)),
             load=load,
             first=at.k0 == 0,
             step=self.prefetches(rows, at, b, ahead, follows),
+            runs=runs,
             rolled=rolled(tile),
         )
 
@@ -321,16 +332,23 @@ class _Loops(OpenLoops):
             where = tirx.address_of(self.out.buffer[place])
             T.evaluate(tirx.call_extern("int32", STORE, where, vector, self.count(left)))
 
-    def rows_of_a(self, at: _Tile) -> Operand:
-        em, of = self.em, self.of
+    def place_of_row(self, row: Expr, row0: Expr, k0: Expr) -> Expr:
+        """The place of A[row, k0], where ``row0`` is the first row of the part."""
         if self.nest.packed:
-            base = em.let((at.start - at.row0) * of["lda"], "a_row")
-            return Operand(self.args.workspace.buffer, base, of["lda"])
-        base = em.let(at.start * of["k"] + at.k0, "a_row")
-        return Operand(self.a.buffer, base, of["k"])
+            return (row - row0) * self.of["lda"]
+        return row * self.of["k"] + k0
+
+    def rows_of_a(self, at: Tile) -> Operand:
+        if self.nest.packed:
+            return Operand(self.args.workspace.buffer, at.a_row, self.of["lda"])
+        return Operand(self.a.buffer, at.a_row, self.of["k"])
+
+    def runs(self, depth: Expr) -> tuple[Expr, Expr]:
+        """Of a block of k so deep: how many runs A lies in, and the steps of each."""
+        return 1, depth
 
     def prefetches(
-        self, rows: int, at: _Tile, b: Operand, ahead: bool, follows: bool
+        self, rows: int, at: Tile, b: Operand, ahead: bool, follows: bool
     ) -> Callable[[Expr], None]:
         """What each step of k prefetches. ``ahead``: what the tile will read of B some steps later.
         If another block of A ``follows``, each step prefetches a share of its rows.

@@ -99,12 +99,14 @@ EXPORT int gtco_convolutions_choose(const gtco_products* p, const gtco_convoluti
                                     gtco_product_config* config, double* seconds) {
   gtco_problem problem;
   if (!problem_of(c, n, &problem)) return -1;
-  gtco_problem_choose(p, &problem, config, seconds);
+  gtco_product_choose(&problem, gtco_problem_threads(p), config, seconds);
   return 0;
 }
 
 EXPORT int gtco_convolutions_candidates(const gtco_products* p, const gtco_convolution* c, int64_t n, int room,
                                         gtco_product_config* configs, double* seconds) {
   gtco_problem problem;
-  return problem_of(c, n, &problem) ? gtco_problem_candidates(p, &problem, room, configs, seconds) : -1;
+  return problem_of(c, n, &problem)
+             ? gtco_product_candidates(&problem, gtco_problem_threads(p), room, configs, seconds)
+             : -1;
 }

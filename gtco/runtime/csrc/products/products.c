@@ -16,7 +16,6 @@
 #define LARGEST ((int64_t)1 << 40) /* of a size, as in gtco/tensor/nest/open.py */
 #define MOST_BYTES ((double)((int64_t)1 << 61))
 #define MOST_TASKS 0x7fffffff
-#define ROOM 512        /* candidates of a product: 3 widths x 2 feeds x 3 blocks of k x 9 cuts x 2 */
 #define REMEMBERED 256  /* sizes whose choice is kept */
 
 typedef struct {
@@ -143,34 +142,19 @@ EXPORT int gtco_products_pack(const float* b, int64_t n, int64_t k, float* packe
   return 0;
 }
 
-int gtco_problem_candidates(const gtco_products* p, const gtco_problem* problem, int room, gtco_product_config* configs,
-                            double* seconds) {
-  return gtco_product_candidates(problem, p->pool.threads, 1, room, configs, seconds);
-}
-
-void gtco_problem_choose(const gtco_products* p, const gtco_problem* problem, gtco_product_config* config,
-                         double* seconds) {
-  gtco_product_config configs[ROOM];
-  double prices[ROOM];
-  const int count = gtco_product_candidates(problem, p->pool.threads, 0, ROOM, configs, prices);
-  int best = 0;
-  for (int i = 1; i < count; ++i)
-    if (prices[i] < prices[best]) best = i;
-  *config = configs[best];
-  *seconds = prices[best];
-}
+int gtco_problem_threads(const gtco_products* p) { return p->pool.threads; }
 
 EXPORT int gtco_products_candidates(const gtco_products* p, int64_t m, int64_t n, int64_t k, int room,
                                     gtco_product_config* configs, double* seconds) {
   const gtco_problem problem = of_matrix(m, n, k);
-  return gtco_positive(m, n, k) ? gtco_problem_candidates(p, &problem, room, configs, seconds) : -1;
+  return gtco_positive(m, n, k) ? gtco_product_candidates(&problem, p->pool.threads, room, configs, seconds) : -1;
 }
 
 EXPORT int gtco_products_choose(const gtco_products* p, int64_t m, int64_t n, int64_t k, gtco_product_config* config,
                                 double* seconds) {
   if (!gtco_positive(m, n, k)) return -1;
   const gtco_problem problem = of_matrix(m, n, k);
-  gtco_problem_choose(p, &problem, config, seconds);
+  gtco_product_choose(&problem, p->pool.threads, config, seconds);
   return 0;
 }
 
@@ -185,15 +169,15 @@ static void choose(gtco_products* p, const gtco_problem* problem, gtco_product_c
   choice* one = &p->known[mixed >> 56];
   if (memcmp(&one->problem, problem, sizeof *problem)) {
     double seconds;
-    gtco_problem_choose(p, problem, &one->config, &seconds);
+    gtco_product_choose(problem, p->pool.threads, &one->config, &seconds);
     one->problem = *problem;
   }
   *config = one->config;
 }
 
 /* Bytes of scratch, with each thread's on pages of its own, an odd number of them. */
-static int64_t stride_of(const gtco_product_config* config, const gtco_cut* cut) {
-  const int64_t bytes = gtco_product_workspace(config, cut);
+static int64_t stride_of(const gtco_problem* problem, const gtco_product_config* config, const gtco_cut* cut) {
+  const int64_t bytes = gtco_product_workspace(problem, config, cut);
   return bytes ? ((bytes + 4095) / 4096 | 1) * 4096 : 0;
 }
 
@@ -204,7 +188,7 @@ EXPORT int64_t gtco_products_workspace_bytes(gtco_products* p, int64_t m, int64_
   gtco_cut cut;
   choose(p, &problem, &config);
   gtco_product_cut(&problem, &config, &cut);
-  return stride_of(&config, &cut) * p->pool.threads;
+  return stride_of(&problem, &config, &cut) * p->pool.threads;
 }
 
 int gtco_problem_set_config(gtco_products* p, const gtco_problem* problem, const gtco_product_config* config) {
@@ -219,7 +203,7 @@ int gtco_problem_set_config(gtco_products* p, const gtco_problem* problem, const
     return gtco_problem_fail(p, "kernel %s does not fit n=%lld, k=%lld", nest->name, (long long)n,
                              (long long)problem->k);
   gtco_cut cut;
-  const int64_t tasks = gtco_product_cut(problem, config, &cut), stride = stride_of(config, &cut);
+  const int64_t tasks = gtco_product_cut(problem, config, &cut), stride = stride_of(problem, config, &cut);
   if (tasks > MOST_TASKS) return gtco_problem_fail(p, "more than 2^31 - 1 tasks: choose fewer chunks");
   const double all = (double)stride * p->pool.threads;
   if (stride > p->pool.workspace_stride) {

@@ -13,6 +13,7 @@ typedef struct {
   int64_t n, k, kc, height, taller, blocks, task_blocks, panels, task_panels, chunks_n, held, lda, ahead;
   int64_t image_h, image_w, channels, kernel_w, stride, padding, out_h, out_w;
   int64_t size, tiles_h, tiles_w, plane_a, plane_c;
+  int64_t neighbours; /* blocks that are cut together: all, or those of a line; no kernel reads it */
 } gtco_cut;
 
 /* The product C[m, n] = A[m, k] x B[k, n]. The rows of A are the windows of `images`; if their batch is 0, A is a plain
@@ -22,7 +23,7 @@ typedef struct {
   gtco_convolution images;
 } gtco_problem;
 
-typedef enum { GTCO_DIRECT, GTCO_PACKED, GTCO_GATHERED, GTCO_FILTERED } gtco_feed; /* gtco/tensor/nest/open.py: FEEDS */
+typedef enum { GTCO_DIRECT, GTCO_PACKED, GTCO_GATHERED, GTCO_LINES, GTCO_FILTERED } gtco_feed; /* gtco/tensor/nest/open.py: FEEDS */
 #define GTCO_POSITIONS 36 /* of minimal filtering (gtco/tensor/nest/open_filtering.py): tiles of 6 x 6 inputs */
 #define GTCO_TILE 6
 
@@ -58,27 +59,35 @@ void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end);
 /* 1 if the vectors of a product lie along k (gtco/tensor/nest/open.py: along_k). Those of windows never do. */
 int gtco_product_along_k(const gtco_problem* problem);
 
-/* choose.c: the candidates of a product, at most `room` of them, each with its price; all, or those of which one may
- * have the least price. The sizes are positive. Returns how many there are. */
-int gtco_product_candidates(const gtco_problem* problem, int threads, int all, int room, gtco_product_config* configs,
+/* choose.c: all candidates of a product, at most `room` of them, each with its price. The sizes are positive. Returns how
+ * many there are. */
+int gtco_product_candidates(const gtco_problem* problem, int threads, int room, gtco_product_config* configs,
                             double* seconds);
-/* 1 if minimal filtering computes this convolution: windows of 3 x 3 or 5 x 5 and stride 1. */
+/* The one of least price. */
+void gtco_product_choose(const gtco_problem* problem, int threads, gtco_product_config* config, double* seconds);
+
+/* cut.c. 1 if minimal filtering computes this convolution: windows of 3 x 3 or 5 x 5 and stride 1. */
 int gtco_filters(const gtco_convolution* c);
 /* 1 if a kernel of this feed reads A of this product. */
 int gtco_product_feeds(const gtco_problem* problem, int32_t feed);
+/* The rows and the steps of k of the product that a feed makes of a problem; rows in lines are those of one line. Fills the
+ * part of the cut that is of the images. */
+void gtco_product_rows(const gtco_problem* problem, int32_t feed, gtco_cut* cut, int64_t* m, int64_t* k);
+/* The elements of a line of images under a line of windows, padding included; and how far apart such lines lie in scratch,
+ * where gtco_lines_held of them hold what is under so many lines of the output (gtco/tensor/nest/open_lines.py). */
+double gtco_line_of_windows(const gtco_convolution* c);
+int64_t gtco_line_pitch(const gtco_cut* cut);
+int64_t gtco_lines_held(const gtco_convolution* c, int64_t out_h, int64_t lines);
 /* Fills the cut of a config, whose numbers are made smaller where they are too large. Returns its tasks. */
 int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config* config, gtco_cut* cut);
 /* Bytes of scratch of a thread. */
-int64_t gtco_product_workspace(const gtco_product_config* config, const gtco_cut* cut);
+int64_t gtco_product_workspace(const gtco_problem* problem, const gtco_product_config* config, const gtco_cut* cut);
 
 /* products.c: what products and convolutions share. Functions that return int return 0, or -1 with the reason. */
 int gtco_problem_fail(gtco_products* p, const char* format, ...);
 int gtco_problem_set(gtco_products* p, const gtco_problem* problem);
 int gtco_problem_set_config(gtco_products* p, const gtco_problem* problem, const gtco_product_config* config);
-void gtco_problem_choose(const gtco_products* p, const gtco_problem* problem, gtco_product_config* config,
-                         double* seconds);
-int gtco_problem_candidates(const gtco_products* p, const gtco_problem* problem, int room, gtco_product_config* configs,
-                            double* seconds);
+int gtco_problem_threads(const gtco_products* p);
 int gtco_positive(int64_t m, int64_t n, int64_t k); /* 1 if these are sizes of a product */
 int64_t gtco_panels_bytes(int64_t n, int64_t k);
 void gtco_pack_panels(const float* b, int64_t n, int64_t k, float* packed);
