@@ -34,7 +34,8 @@ def compile_products(
         rates = (machine_table(machine).rates if machine.here else None) or RateTable(machine)
     kernels = nests(machine)
     few = few_columns(machine)
-    functions = [open_kernel(nest, f"gtco_{nest.name}") for nest in (*kernels, *few)]
+    functions = [open_kernel(nest, f"gtco_{nest.name}") for nest in kernels]
+    functions += [open_kernel(nest, f"gtco_{nest.name}") for nest in few]
     table = products_table(kernels, few, machine, rates)
     code = [object_code(functions, machine)]
     return write_products(table, code, path, machine.isa)

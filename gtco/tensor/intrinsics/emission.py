@@ -37,10 +37,6 @@ class Operand:
     dense: bool = True
     apart: Expr | None = None
 
-    def run(self, number: Expr) -> Operand:
-        """The operand within a run."""
-        return replace(self, offset=self.offset + number * self.apart)
-
     @staticmethod
     def of(array: Array, index: Sequence[Expr], vector: Expr | None = None) -> Operand:
         """The operand that begins at ``index`` of an array, and strides over its second axis from
@@ -98,7 +94,8 @@ def fma_tile(
             number = em.index(run * steps + position)
             if a.apart is None:
                 return _Step(em, tile, acc, a, b, k, number)
-            return _Step(em, tile, acc, a.run(run), b, em.index(position * width), number)
+            of_run = replace(a, offset=a.offset + run * a.apart)
+            return _Step(em, tile, acc, of_run, b, em.index(position * width), number)
 
         if together == 1:
             with _iterations(em, steps, block, rolled) as position:
