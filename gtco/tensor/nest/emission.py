@@ -11,7 +11,7 @@
             feed_panel
             for position, for line, for block of the part:
               C[height, columns] (+)= rows_of_a[height, kc] x panel_of_b[kc, columns]
-              on the last kb: C -> output, through the epilogue
+              on the last kb: C -> output, through the epilogue; from registers if it is short
             finish_panel                         # with several positions: C -> output
 
 A family of kernels is a :class:`NestLoops` that says what differs: ``begin``, ``feed``,
@@ -22,13 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import ceil
 
 from tvm import tirx
 
 from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.analysis.contraction import Contraction
+from gtco.tensor.cost import epilogue_vectors
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import Piece, Scratch
@@ -42,6 +43,9 @@ from gtco.tensor.stage import Stage, item_bytes
 LINE = 64  # bytes of a cache line
 AHEAD = 16  # iterations of k: some 100 ns, about DRAM's latency
 AHEAD_IN_TILES = 5  # the same time in the tile unit
+# Vector instructions of an epilogue that is written out for every vector of a tile. A sum in
+# registers saves two instructions of each, and long epilogues would be much code for that.
+SHORT = 6.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,15 @@ class NestLoops:
     # what differs ---------------------------------------------------------------------------------
     def pieces(self) -> Iterable[Piece]:
         """The scratch that a thread keeps beside its registers."""
-        return self.nest.pieces()
+        return (p for p in self.nest.pieces() if p.name != "tiles" or not self.from_registers)
+
+    @cached_property
+    def from_registers(self) -> bool:
+        """True if sums go from their registers through the epilogue to the output."""
+        nest, elsewhere = self.nest, self.kind.in_tiles or self.by_columns
+        if elsewhere or nest.kblocks > 1 or nest.positions > 1:
+            return False
+        return epilogue_vectors(self.tail, self.row.lanes).total <= SHORT
 
     def begin(self, task: Task) -> None:
         """What a task does before its loops."""
@@ -166,7 +178,6 @@ class NestLoops:
         em, nest, shape = self.em, self.nest, self.shape
         this = em.let_index(at.first + at.block, "this_block")
         at = replace(at, start=em.let_index(shape.first_row(this), "start"))
-        sums = self.sums(at)
         tall, *low = shape.heights
         height = tirx.Select(this < shape.taller, *map(em.number, shape.heights)) if low else tall
         store = self.store(self.index(at), shape.heights) if nest.positions == 1 else None
@@ -174,10 +185,21 @@ class NestLoops:
         if store and nest.prefetch != "none":
             with em.when(last):
                 store.prefetch(at.whole_panel, at.start, height)
+        if self.from_registers:
+            shape.by_height(em, this, partial(self._multiply_and_write, at))
+            return
+        sums = self.sums(at)
         shape.by_height(em, this, partial(self._multiply, at, sums))
         if store:
             with em.when(last):
                 store.write(sums, at.whole_panel, at.start, height)
+
+    def _multiply_and_write(self, at: At, rows: int) -> None:
+        """The product of a block of so many rows and a panel, by registers to the output."""
+        kept = self.em.registers(rows * self.row.columns, self.kind.accumulator)
+        sums = Array(kept.buffer, (rows, self.row.columns), kept.dtype)
+        self._multiply(at, sums, rows)
+        self.store(self.index(at), (rows,)).write(sums, at.whole_panel, at.start, rows)
 
     def _multiply(self, at: At, sums: Array, rows: int) -> None:
         """sums[rows, columns] (+)= A[rows, kc] x B[kc, columns], accumulators in registers."""
