@@ -8,7 +8,6 @@ of held-out models get none. Each step goes on where it was stopped.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -172,8 +171,3 @@ def _classes(words: Iterable[str]) -> list[str]:
     spans = {f: range(max(0, min(n) - 2), max(n) + 3) for f, n in seen.items()}
     small = {f: span for f, span in spans.items() if len(span) <= 48}
     return [f"{field}={n}" for field, span in sorted(small.items()) for n in span]
-
-
-def keys_in(files: Iterable[Path]) -> set[str]:
-    """The keys of the stages that files of records as text name."""
-    return {json.loads(line)["stage"] for file in files for line in file.open()}

@@ -85,10 +85,6 @@ class Epilogue:
     anchor: str
     operators: tuple[Operator, ...]
 
-    @property
-    def depends(self) -> frozenset[str]:
-        return frozenset({self.anchor, *(op.output for op in self.operators)})
-
     def forward(self, index: Sequence[Expr]) -> list[Expr]:
         """The output's index of the element that the anchor has at ``index``."""
         return self.positions(list(index))[self.stage.output.output]
