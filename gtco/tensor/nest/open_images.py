@@ -104,6 +104,8 @@ def copy_run(
     left = tirx.Select(there, tirx.min(tirx.max(zero - at, zero), count), count)
     left = loops.held(left, "left")
     right = loops.held(tirx.max(tirx.min(line - at, count), left), "right")
-    with em.when(tirx.any(left > 0, right < count)):
-        loops.copy(None, into, count)
+    with em.when(left > 0):
+        loops.copy(None, into, left)
+    with em.when(right < count):
+        loops.copy(None, into + right, count - right)
     loops.copy(start + at + left, into + left, right - left)
