@@ -94,8 +94,7 @@ def open_gtco(job: Job) -> System:
     if a.ndim == 4:
         return images_in_gtco(job, a, weights)
     packed = [library.pack(b) for b in weights]
-    c = np.empty((a.shape[0], packed[0].n), np.float32)
-    library(a, packed[0], c)
+    c = library(a, packed[0])
     checked(a, weights[0], c)
     calls = [library.runner(a, one.data, c) for one in packed]
     return System("", turns(calls), lambda: [c])

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,8 @@ from gtco.support.errors import ArtifactError, ShapeError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ALIGNMENT = 64  # bytes, of packed weights
+ALIGNMENT = 64  # bytes, of packed weights and of large results
+SMALL = 1 << 14  # bytes of a result that may lie anywhere
 MOST = 512  # candidates of a product
 
 
@@ -91,7 +93,9 @@ def written(out: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
     ``out`` does not fit.
     """
     if out is None:
-        return np.empty(shape, np.float32)
+        nbytes = 4 * prod(shape)
+        # numpy's own large arrays begin 16 bytes behind a line, so that each vector is in two lines
+        return aligned(nbytes).reshape(shape) if nbytes > SMALL else np.empty(shape, np.float32)
     if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
         raise ShapeError(f"out must be a dense float32 array of shape {shape}")
     return out

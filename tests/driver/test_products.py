@@ -55,6 +55,23 @@ def test_drawn_sizes_with_one_packing_for_all_rows(library: Products) -> None:
             check(a, drawn(1, n, k)[1], library(a, weights))
 
 
+def test_a_result_larger_than_the_caches_lies_where_it_is_asked_for(library: Products) -> None:
+    """Its vectors are written past the caches if they begin with lines, as that of a new array do,
+    and not where they do not.
+    """
+    m, n, k = 400_001, 32, 3
+    a, b = drawn(m, n, k)
+    weights, made = library.pack(b), library(a, library.pack(b))
+    assert made.nbytes > cpu_target(TARGET).memory[2].capacity and made.ctypes.data % 64 == 0
+    apart = np.empty(made.size + 32, np.float32)
+    start = -apart.ctypes.data % 64 // 4 + 4
+    given = apart[start : start + made.size].reshape(m, n)
+    given[:] = np.nan
+    library(a, weights, given)
+    check(a, b, made)
+    np.testing.assert_array_equal(given, made)
+
+
 @pytest.mark.parametrize("sizes", [(1, 300, 1100), (61, 130, 1100), (200, 17, 129), (50, 3, 400)])
 def test_every_candidate_is_right_and_the_choice_is_one(
     library: Products, sizes: tuple[int, int, int]

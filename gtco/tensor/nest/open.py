@@ -103,7 +103,8 @@ class Cut:
     ``height``. ``panels`` are those of the row's width. A task has at most ``task_blocks`` by
     ``task_panels``. ``held`` blocks are worked on at once. ``lda`` is the stride of packed rows.
     ``ahead`` is where B comes from, for the prefetches of the first block of a part: :data:`L3`,
-    :data:`MEMORY`, or 0 for a nearer place.
+    :data:`MEMORY`, or 0 for a nearer place. ``past``: 1 if whole vectors of C are written past the
+    caches. All of them begin with a line then, and k is one block.
     """
 
     n: int
@@ -119,6 +120,7 @@ class Cut:
     held: int
     lda: int
     ahead: int
+    past: int = 0
 
     @property
     def array(self) -> np.ndarray:

@@ -26,11 +26,13 @@ AHEAD = 64  # steps of k: memory's latency, also where a step has one or two mul
 SHORT = 8  # rows: on tiles of so few, prefetches from L3 take more time than they save
 LARGE = 20  # sums of a tile: two steps of larger ones have no room in the registers
 STORE, LOAD = "gtco_store_first", "gtco_load_first"
+PAST, FENCE = "gtco_store_past", "gtco_fence"
 
 
 def edges(lanes: int) -> str:
     """LLVM functions that store and load the first lanes of a vector, up to all. What lies behind
-    is not touched.
+    is not touched. And those that write a vector past the caches, and order such writes before
+    what follows.
     """
     vector, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
     numbers = ", ".join(f"i32 {n}" for n in range(lanes))
@@ -51,6 +53,15 @@ define internal {vector} @{LOAD}(ptr %p, i32 %count) alwaysinline {{
 {chosen}  %v = call {vector} @{load}(ptr %p, i32 4, {mask} %mask, {vector} zeroinitializer)
   ret {vector} %v
 }}
+define internal i32 @{PAST}(ptr %p, {vector} %v) alwaysinline {{
+  store {vector} %v, ptr %p, align {4 * lanes}, !nontemporal !0
+  ret i32 0
+}}
+define internal i32 @{FENCE}() alwaysinline {{
+  fence seq_cst
+  ret i32 0
+}}
+!0 = !{{i32 1}}
 """
 
 
@@ -248,6 +259,8 @@ class ProductLoops(OpenLoops):
                         more = block + 1 < part.end
                         first = block == part.here
                         self.heights(block, partial(self.variants, at=tile, first=first, more=more))
+        with em.when(of["past"] > 0):
+            T.evaluate(tirx.call_extern("int32", FENCE))
 
     def prepare(self, part: Part, k0: Expr, depth: Expr) -> None:
         """Copies A[rows of the part, k0:k0 + depth], if the nest does."""
@@ -320,7 +333,19 @@ class ProductLoops(OpenLoops):
         for first in range(0, columns, lanes):
             mine = [(place(i, j), vector) for i, j, vector in sums if j == first]
             here = left - first
-            em.branch(here >= lanes, partial(self.store, mine), partial(self.store, mine, here))
+            whole, part = partial(self.store_whole, mine), partial(self.store, mine, here)
+            em.branch(here >= lanes, whole, part)
+
+    def store_whole(self, vectors: Sequence[tuple[Expr, Expr]]) -> None:
+        """Stores whole vectors at places in C, if asked past the caches: those of a C that is
+        larger than they are would be fetched before they are written.
+        """
+        def past() -> None:
+            for place, vector in vectors:
+                where = tirx.address_of(self.out.buffer[place])
+                T.evaluate(tirx.call_extern("int32", PAST, where, vector))
+
+        self.em.branch(self.of["past"] > 0, past, partial(self.store, vectors))
 
     def store(self, vectors: Sequence[tuple[Expr, Expr]], left: Expr | None = None) -> None:
         """Stores vectors at places in C: whole ones, or the columns that are ``left``."""

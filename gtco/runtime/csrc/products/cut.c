@@ -73,6 +73,10 @@ int64_t gtco_lines_held(const gtco_convolution* c, int64_t out_h, int64_t lines)
   return (lines - 1) * later + c->kernel_h + up(lines - 1, out_h) * (c->kernel_h - later);
 }
 
+int gtco_past_caches(const gtco_problem* problem) {
+  return 4 * (double)problem->m * (double)problem->n > gtco_the_machine.l3;
+}
+
 int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config* config, gtco_cut* cut) {
   const gtco_product_nest* nest = &gtco_the_nests[config->kernel];
   const int64_t n = problem->n, wide = (int64_t)nest->vectors * gtco_the_machine.lanes;
@@ -85,6 +89,7 @@ int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config*
   cut->task_panels = up(panels, least(config->chunks_n, panels));
   cut->chunks_n = up(panels, cut->task_panels);
   cut->ahead = far(problem, nest->feed);
+  cut->past = nest->feed != GTCO_FILTERED && cut->kc == k && n % 16 == 0 && gtco_past_caches(problem);
   if (nest->feed == GTCO_LINES) return in_lines(problem, config, cut);
   cut->blocks = some;
   cut->task_blocks = up(some, least(config->chunks_m, some));

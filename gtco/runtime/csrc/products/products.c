@@ -30,6 +30,7 @@ struct gtco_products {
   gtco_cut cut;
   int64_t weights_at; /* bytes from the beginning of packed weights */
   int ready;
+  int past; /* C may be written past the caches, if it begins with a line */
   choice known[REMEMBERED];
   char error[256];
 };
@@ -214,6 +215,7 @@ int gtco_problem_set_config(gtco_products* p, const gtco_problem* problem, const
     p->pool.workspace_stride = stride;
   }
   p->cut = cut;
+  p->past = cut.past;
   p->step.tasks = (uint32_t)tasks;
   p->args[4] = (void*)nest->kernel;
   p->weights_at = nest->feed == GTCO_FILTERED ? gtco_panels_bytes(n, problem->k) : 0;
@@ -244,6 +246,7 @@ EXPORT int gtco_products_set(gtco_products* p, int64_t m, int64_t n, int64_t k) 
 
 EXPORT int gtco_products_run(gtco_products* p, const float* a, const float* packed, float* c) {
   if (!p->ready) return gtco_problem_fail(p, "no sizes are set: call gtco_products_set or gtco_convolutions_set before");
+  p->cut.past = p->past && (uintptr_t)c % 64 == 0;
   p->args[0] = (void*)a, p->args[1] = (void*)((const char*)packed + p->weights_at), p->args[2] = &p->cut, p->args[3] = c;
   const int error = gtco_pool_run(&p->pool, NULL);
   return error ? gtco_problem_fail(p, "cannot start threads: %s", strerror(error)) : 0;

@@ -10,7 +10,7 @@
 /* The numbers of a product's loops, in the order of gtco/tensor/nest/open.py: Cut; where its rows are windows of images,
  * those of open_images.py: Window; and where they are tiles, those of open_filtering.py: TILES. */
 typedef struct {
-  int64_t n, k, kc, height, taller, blocks, task_blocks, panels, task_panels, chunks_n, held, lda, ahead;
+  int64_t n, k, kc, height, taller, blocks, task_blocks, panels, task_panels, chunks_n, held, lda, ahead, past;
   int64_t image_h, image_w, channels, kernel_w, stride, padding, out_h, out_w;
   int64_t size, tiles_h, tiles_w, plane_a, plane_c;
   int64_t neighbours; /* blocks that are cut together: all, or those of a line; no kernel reads it */
@@ -78,6 +78,8 @@ void gtco_product_rows(const gtco_problem* problem, int32_t feed, gtco_cut* cut,
 double gtco_line_of_windows(const gtco_convolution* c);
 int64_t gtco_line_pitch(const gtco_cut* cut);
 int64_t gtco_lines_held(const gtco_convolution* c, int64_t out_h, int64_t lines);
+/* 1 if C is larger than the caches, so that its lines are written past them. */
+int gtco_past_caches(const gtco_problem* problem);
 /* Fills the cut of a config, whose numbers are made smaller where they are too large. Returns its tasks. */
 int64_t gtco_product_cut(const gtco_problem* problem, const gtco_product_config* config, gtco_cut* cut);
 /* Bytes of scratch of a thread. */
