@@ -72,14 +72,17 @@ class Constants(MutableMapping[str, numpy.ndarray]):
         return evaluate(op, *map(read, sources))
 
     def mapped(
-        self, name: str, function: Callable[[numpy.ndarray], numpy.ndarray]
+        self,
+        name: str,
+        function: Callable[[numpy.ndarray], numpy.ndarray],
+        shape: tuple[int, ...] | None = None,
     ) -> numpy.ndarray | Later:
-        """What a function makes of a constant, an array of the same shape and dtype. It is computed
-        later if the constant is.
+        """What a function makes of a constant, an array of the same dtype and of this shape, by
+        default the same one. It is computed later if the constant is.
         """
         kept = self._kept[name]
         if isinstance(kept, Later):
-            return Later(kept.shape, kept.dtype, lambda: function(kept.array()))
+            return Later(shape or kept.shape, kept.dtype, lambda: function(kept.array()))
         return function(kept)
 
     def same(self, other: Constants) -> bool:

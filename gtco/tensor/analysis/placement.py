@@ -55,17 +55,18 @@ def stores_columns(view: Contraction, tail: Epilogue) -> bool:
 
 
 def scatters(view: Contraction, tail: Epilogue, line: int) -> bool:
-    """True if neighbours of C, along rows and along columns, lie ``line`` elements or more apart in
-    the output, so that every element goes to a cache line of its own. Two places decide.
+    """True if neighbours of C along columns lie ``line`` elements or more apart in the output, and
+    those along rows not side by side. So every element of a row goes to a cache line of its own,
+    and no vector of a column can be stored. Two places decide.
     """
     if view.m < 2 or view.n < 2 or not any(op.kind == "permute" for op in tail.operators):
         return False
     scope = Scope(wide=tail.stage.wide)
     for m, n in ((0, 0), (view.m // 2 - 1, view.n // 2 - 1)):
         b, row, column = (scope.index(i) for i in (0, m, n))
-        for there in ((b, row + 1, column), (b, row, column + 1)):
+        for there, least in (((b, row + 1, column), 2), ((b, row, column + 1), line)):
             apart = _apart(scope, view, tail, (b, row, column), there)
-            if apart is None or abs(apart) < line:
+            if apart is None or abs(apart) < least:
                 return False
     return True
 

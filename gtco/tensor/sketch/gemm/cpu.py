@@ -75,7 +75,9 @@ SUMS = {  # the product's dtype in the graph, by the operand of its rows
 }
 # What storing one element to a cache line of its own takes, in vectors that are stored.
 # Convolutions of 16 channels that become the outermost axis took some 90 (2 cores of a Zen 5):
-# their lines, powers of two apart, share few sets of the cache. Other distances take less.
+# their lines, powers of two apart, share few sets of the cache. Other distances take less. Nor do
+# rows help that lie only a few elements apart (pixels of one phase of a transposed convolution):
+# their lines are gone before the next row comes.
 SCATTERED = 16.0
 STORED = ("float32", "bfloat16", "float16", "uint8", "int8", "int32")  # dtypes of the output
 # Vector instructions that widen a vector of weights into scratch, multiply it by the scales of its
