@@ -12,6 +12,7 @@ import random
 import numpy as np
 import pytest
 
+from gtco.graph.infer import infer_type
 from gtco.machine.target import target
 from gtco.tensor.operators import ELEMENTWISE, OPERATORS
 from gtco.tensor.sketch.gemm import cpu as gemm
@@ -455,3 +456,33 @@ def test_stores_to_a_line_for_each_element_are_priced() -> None:
         assert priced == (gemm.SCATTERED * b * m * n if alone else 0)
         seen.add(priced > 0)
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("kind", ["conv_transpose2d", "conv2d"])
+def test_packing_channels_that_lie_apart_is_priced_by_element(kind: str) -> None:
+    """Channels of an image that is read through a permutation lie a whole plane apart. Those of a
+    convolution may be read along columns instead, but not if its filter is one column wide.
+    """
+    w = (16, 16, 4, 1)
+    attrs: dict[str, object] = {"padding": (1, 0, 1, 0), "groups": 1, "layout": "NHWC"}
+    if kind == "conv2d":
+        attrs |= {"strides": (2, 1), "dilation": (1, 1)}
+    else:
+        attrs |= {"strides": (2, 1), "output_padding": (0, 0)}
+    images = {"x": T((1, 8, 8, 16)), "w": T(w)}
+    given = infer_type(kind, (images["x"], images["w"]), attrs)
+    alone = make_stage([op(kind, ("x", "w"), "y", given.shape, **attrs)], images, ["w"])
+    behind = make_stage(
+        [
+            op("permute", ("n",), "x", (1, 8, 8, 16), axes=(0, 2, 3, 1)),
+            op(kind, ("x", "w"), "y", given.shape, **attrs),
+        ],
+        {"n": T((1, 16, 8, 8)), "w": T(w)},
+        ["w"],
+    )
+    machine = runnable("x86-64-v3")
+    near, far = (gemm.match(stage, machine) for stage in (alone, behind))
+    assert near is not None and far is not None
+    assert near.packing_vectors < far.packing_vectors
+    if kind == "conv_transpose2d":  # start a run, load and store, for each element of k
+        assert far.packing_vectors == 5.0 * far.view.k

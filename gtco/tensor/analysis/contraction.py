@@ -140,6 +140,7 @@ class ConvView(Contraction):
     """
 
     channels_first: bool = False  # k = (c, kh, kw)
+    gathered: bool = False  # no neighbours of k lie side by side in memory
 
     @property
     def groups(self) -> int:
@@ -154,6 +155,13 @@ class ConvView(Contraction):
     def channels(self) -> int:
         """Input channels of a group."""
         return self.k // prod(self.kernel)
+
+    @property
+    def run(self) -> int:
+        """Neighbours of k that lie side by side in memory."""
+        if self.gathered:
+            return 1
+        return self.kernel[1] if self.channels_first else self.channels
 
     @property
     def image(self) -> tuple[int, int]:

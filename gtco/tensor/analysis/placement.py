@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.sym import detect_linear_equation
 
 from gtco.tensor.analysis.chains import Epilogue, ancestors, shape_of
-from gtco.tensor.analysis.contraction import Contraction, ConvView
+from gtco.tensor.analysis.contraction import Contraction, ConvView, TransposedView
 from gtco.tensor.analysis.indices import flatten
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.analysis.scope import Expr, Scope
@@ -89,9 +89,9 @@ def _apart(
     return distance if isinstance(distance, int) else None
 
 
-def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
-    """True if neighbours along the input's channel (``c``) or column (``kw``) axis lie side by side
-    in memory.
+def distance(stage: Stage, view: ConvView, axis: str) -> int | None:
+    """How far neighbours along the input's channel (``c``) or column (``kw``) axis lie apart in
+    memory; None where this is not a constant.
 
     If the input is computed from several tensors (by a gate, for example), the largest of them
     decides.
@@ -108,14 +108,20 @@ def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
         return max(loads, key=lambda load: load[0])[1] if loads else None
 
     here, there = flat(index), flat(index | {axis: index[axis] + 1})
-    return here is not None and there is not None and scope.index(there - here) == 1
+    apart = scope.index(there - here) if here is not None and there is not None else None
+    return apart if isinstance(apart, int) else None
 
 
 def along_memory(stage: Stage, view: ConvView) -> ConvView:
-    """The view whose k runs along neighbours of the input: its channels, or else its columns."""
-    if unit_stride(stage, view, "c") or not unit_stride(stage, view, "kw"):
+    """The view whose k runs along neighbours of the input: its channels, or else its columns. The k
+    of a transposed convolution runs along channels, wherever they lie.
+    """
+    channels = distance(stage, view, "c")
+    if channels == 1:
         return view
-    return replace(view, channels_first=True)
+    if not isinstance(view, TransposedView) and distance(stage, view, "kw") == 1:
+        return replace(view, channels_first=True)
+    return replace(view, gathered=channels is not None and view.channels > 1)
 
 
 def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:

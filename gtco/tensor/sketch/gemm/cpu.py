@@ -122,10 +122,9 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     tail = epilogue(stage, op.output)
     if tail is None or stage.output.type.dtype not in STORED:
         return None
-    if isinstance(view, TransposedView):
-        if op.inputs[1] not in stage.constants:
-            return None
-    elif isinstance(view, ConvView):
+    if isinstance(view, TransposedView) and op.inputs[1] not in stage.constants:
+        return None
+    if isinstance(view, ConvView):
         view = along_memory(stage, view)
     return Gemm(stage, target, view, tail, norm)
 

@@ -100,10 +100,9 @@ def match(stage: Stage, target: GpuTarget) -> CudaGemm | None:
     tail = epilogue(stage, op.output)
     if tail is None:
         return None
-    if isinstance(view, TransposedView):
-        if op.inputs[1] not in stage.constants:
-            return None
-    elif isinstance(view, ConvView):
+    if isinstance(view, TransposedView) and op.inputs[1] not in stage.constants:
+        return None
+    if isinstance(view, ConvView):
         view = along_memory(stage, view)
     return CudaGemm(stage, target, view, tail)
 

@@ -25,8 +25,7 @@ def row_vectors(view: Contraction, each: float, lanes: int) -> float:
     """
     if not isinstance(view, ConvView):
         return each * ceil(view.k / lanes)
-    run = view.kernel[1] if view.channels_first else view.channels
-    return view.k / run * (RUN_COST + each * ceil(run / lanes))
+    return view.k / view.run * (RUN_COST + each * ceil(view.run / lanes))
 
 
 def pack_rows(
