@@ -15,7 +15,9 @@ from tests.graphs import RNG, build, weights
 PLAIN = {"padding": (0, 0, 0, 0), "output_padding": (0, 0), "groups": 1, "layout": "NHWC"}
 
 
-def transposed(shape: tuple[int, ...], kernel: tuple[int, int], strides: Any, **other: Any) -> Graph:
+def transposed(
+    shape: tuple[int, ...], kernel: tuple[int, int], strides: Any, **other: Any
+) -> Graph:
     """One transposed convolution to 3 channels a group, channels last."""
 
     def body(g: Graph, x: str) -> str:
