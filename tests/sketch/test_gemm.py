@@ -486,3 +486,26 @@ def test_packing_channels_that_lie_apart_is_priced_by_element(kind: str) -> None
     assert near.packing_vectors < far.packing_vectors
     if kind == "conv_transpose2d":  # start a run, load and store, for each element of k
         assert far.packing_vectors == 5.0 * far.view.k
+
+
+def test_packing_tokens_whose_channels_come_first_is_priced_by_element() -> None:
+    """Tokens of an image [channels, pixels], and heads that are joined, whose channels are runs."""
+
+    def packing(image: tuple[int, ...], split: tuple[int, ...], axes: tuple[int, ...]) -> float:
+        moved = tuple(split[a] for a in axes)
+        stage = make_stage(
+            [
+                op("reshape", ("n",), "s", split),
+                op("permute", ("s",), "p", moved, axes=axes),
+                op("reshape", ("p",), "x", (20, 32)),
+                op("matmul", ("x", "w"), "y", (20, 24)),
+            ],
+            {"n": T(image), "w": T((32, 24))},
+            ["w"],
+        )
+        sketch = gemm.match(stage, runnable("x86-64-v3"))
+        assert sketch is not None
+        return sketch.packing_vectors
+
+    assert packing((32, 4, 5), (32, 20), (1, 0)) == 2.0 * 32
+    assert packing((2, 20, 16), (2, 20, 16), (1, 0, 2)) == 2.0 * 32 / 8

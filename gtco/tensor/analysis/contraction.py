@@ -25,7 +25,9 @@ CONTRACTIONS = ("matmul", "conv2d", "conv_transpose2d")
 
 @dataclass(frozen=True)
 class Contraction:
-    """Extents and operator; A and B are the tensors ``op.inputs[0]`` and ``op.inputs[1]``."""
+    """Extents and operator; A and B are the tensors ``op.inputs[0]`` and ``op.inputs[1]``.
+    ``gathered``: no neighbours of A along k lie side by side in memory.
+    """
 
     op: Operator
     batch: int
@@ -34,6 +36,7 @@ class Contraction:
     k: int
     a_shape: tuple[int, ...]
     b_shape: tuple[int, ...]
+    gathered: bool = False
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -140,7 +143,6 @@ class ConvView(Contraction):
     """
 
     channels_first: bool = False  # k = (c, kh, kw)
-    gathered: bool = False  # no neighbours of k lie side by side in memory
 
     @property
     def groups(self) -> int:

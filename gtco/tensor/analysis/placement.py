@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import replace
 
 from tvm import tirx
@@ -89,26 +88,34 @@ def _apart(
     return distance if isinstance(distance, int) else None
 
 
-def distance(stage: Stage, view: ConvView, axis: str) -> int | None:
-    """How far neighbours along the input's channel (``c``) or column (``kw``) axis lie apart in
-    memory; None where this is not a constant.
-
-    If the input is computed from several tensors (by a gate, for example), the largest of them
-    decides.
-    """
+def _image_apart(stage: Stage, view: ConvView, axis: str) -> int | None:
+    """How far neighbours along the input's channel (``c``) or column (``kw``) axis lie apart."""
     scope = Scope(wide=stage.wide)
     names = ("image", "row", "kw", "c")
     extents = (view.result[0], *view.image, view.groups * view.channels)
     index = dict(zip(names, scope.variables(extents), strict=True))
+    here, there = (
+        view.place(*(at[name] for name in names))
+        for at in (index, index | {axis: index[axis] + 1})
+    )
+    return _apart_in_memory(stage, scope, view.op.inputs[0], here, there)
 
-    def flat(at: Mapping[str, Expr]) -> Expr | None:
+
+def _apart_in_memory(
+    stage: Stage, scope: Scope, tensor: str, here: list[Expr], there: list[Expr]
+) -> int | None:
+    """How far two elements of a tensor lie apart in memory; None where this is not a constant. If
+    the tensor is computed from several (by a gate, for example), the largest of them decides.
+    """
+
+    def flat(index: list[Expr]) -> Expr | None:
         probe = Probe(stage, scope)
-        probe.follow(view.op.inputs[0], view.place(*(at[name] for name in names)))
-        loads = [(stage.types[tensor].size, place) for tensor, place in probe.loads if tensor]
+        probe.follow(tensor, index)
+        loads = [(stage.types[name].size, place) for name, place in probe.loads if name]
         return max(loads, key=lambda load: load[0])[1] if loads else None
 
-    here, there = flat(index), flat(index | {axis: index[axis] + 1})
-    apart = scope.index(there - here) if here is not None and there is not None else None
+    first, second = flat(here), flat(there)
+    apart = scope.index(second - first) if first is not None and second is not None else None
     return apart if isinstance(apart, int) else None
 
 
@@ -116,12 +123,24 @@ def along_memory(stage: Stage, view: ConvView) -> ConvView:
     """The view whose k runs along neighbours of the input: its channels, or else its columns. The k
     of a transposed convolution runs along channels, wherever they lie.
     """
-    channels = distance(stage, view, "c")
+    channels = _image_apart(stage, view, "c")
     if channels == 1:
         return view
-    if not isinstance(view, TransposedView) and distance(stage, view, "kw") == 1:
+    if not isinstance(view, TransposedView) and _image_apart(stage, view, "kw") == 1:
         return replace(view, channels_first=True)
     return replace(view, gathered=channels is not None and view.channels > 1)
+
+
+def gathers(stage: Stage, view: Contraction, tensor: str) -> bool:
+    """True if neighbours of k lie apart in memory (tokens that are pixels of an image whose
+    channels come first). ``tensor`` is A, or what A is normalised from.
+    """
+    if view.k < 2 or not any(op.kind == "permute" for op in ancestors(stage, tensor)):
+        return False
+    scope = Scope(wide=stage.wide)
+    b, m, k = scope.variables((view.batch, view.m, view.k))
+    here, there = view.a_index(b, m, k), view.a_index(b, m, k + 1)
+    return _apart_in_memory(stage, scope, tensor, here, there) not in (None, 1)
 
 
 def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ micro-kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, lcm
 
@@ -42,6 +42,7 @@ from gtco.tensor.analysis.contraction import (
 )
 from gtco.tensor.analysis.placement import (
     along_memory,
+    gathers,
     run_breaks,
     scatters,
 )
@@ -126,6 +127,8 @@ def match(stage: Stage, target: Target) -> Gemm | None:
         return None
     if isinstance(view, ConvView):
         view = along_memory(stage, view)
+    elif gathers(stage, view, norm.inputs[0] if norm else op.inputs[0]):
+        view = replace(view, gathered=True)
     return Gemm(stage, target, view, tail, norm)
 
 

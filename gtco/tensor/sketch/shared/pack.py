@@ -21,10 +21,10 @@ RUN_COST = 3.0  # vector instructions that start a run of neighbours: its place,
 
 def row_vectors(view: Contraction, each: float, lanes: int) -> float:
     """Vector instructions that pack one row of A, ``each`` a vector. A run shorter than a vector
-    (three channels) costs as much as a whole one.
+    (three channels, or elements that are gathered) costs as much as a whole one.
     """
     if not isinstance(view, ConvView):
-        return each * ceil(view.k / lanes)
+        return each * (view.k if view.gathered else ceil(view.k / lanes))
     return view.k / view.run * (RUN_COST + each * ceil(view.run / lanes))
 
 
