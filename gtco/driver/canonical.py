@@ -10,6 +10,7 @@ from gtco.graph.half_weights import half_weights
 from gtco.graph.layout import channels_last
 from gtco.graph.precision import narrow_operands
 from gtco.graph.rewrites.fold_constants import fold_constants
+from gtco.graph.rewrites.padding_taps import padding_taps
 from gtco.graph.rewrites.phases_as_channels import phases_as_channels
 from gtco.graph.rewrites.pipeline import PIPELINE, Passes, Rewrite, canonicalize
 from gtco.graph.rewrites.quantized.integer_products import integer_products
@@ -58,12 +59,12 @@ def canonical(
     graph = canonicalize(channels_last(graph), failed=failed, passes=passes)
     rewrites: tuple[Rewrite, ...]
     if isinstance(machine, GpuTarget):
-        rewrites = (pixels, split)
+        rewrites = (padding_taps, pixels, split)
     else:
         rewrites = (
             *(reciprocal_scales, quantizations, quantized_concat, quantized_pooling),
             padded_channels,
-            phases_as_channels,
+            *(phases_as_channels, padding_taps),
             split,
         )
     # these depend on sizes, so they are done at each
