@@ -184,21 +184,19 @@ class AnalyticPolicy(PricingPolicy):
         least predicted time first. They are like a known config. A sketch is looked at in full, as
         :meth:`choose` does, if it is one of ``rivals`` and none of its configs is known, or if
         these cannot be had here, or where another micro-kernel promises clearly more. So is one
-        that says it is to be chosen ``by_size``.
+        that says it is to be chosen ``by_size``, beside the known ones, whose weights are there.
         """
         found: dict[Config, Pick] = {}
         for sketch in space_of(stage, self.target).sketches:
             like = [one.by_name for one in known if one.sketch == sketch.name]
             if not like and sketch.name not in rivals:
                 continue
-            if getattr(sketch, "by_size", False):
-                like = []
             tasks, before = 16 * self.target.cores, len(found)
             for one in like:
                 for config in self._extend(sketch, {}, tasks, one):
                     if config not in found:
                         found[config] = Pick(sketch, config, self.price(sketch, config))
-            if len(found) == before:
+            if len(found) == before or getattr(sketch, "by_size", False):
                 found |= {pick.config: pick for pick in self.picks(sketch)}
         return sorted(found.values(), key=lambda pick: pick.seconds)
 

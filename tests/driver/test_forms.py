@@ -67,6 +67,20 @@ def test_few_rows_are_looked_at_in_full() -> None:
     assert forms.predict(policy, product(1)) == best.seconds
 
 
+def test_filtering_has_known_micro_kernels_beside_its_best() -> None:
+    """The best one depends on the size; the weights of a known one are there already."""
+    policy, forms = AnalyticPolicy(MACHINE), Forms()
+    forms.learn(policy, image(64, 128))
+    (known,) = (one.by_name["tile"] for one in forms.of(image(64, 128)))
+    beside = 0
+    for side in {*range(16, 128, 8)} - {64}:
+        tiles = [p.config.by_name["tile"] for p in forms.near(policy, image(side, 128))]
+        best = policy.choose(image(side, 128))
+        assert best is not None and tiles[0] == best.config.by_name["tile"]
+        beside += known in tiles and tiles[0] != known
+    assert beside >= 3
+
+
 def test_what_is_chosen_stands() -> None:
     """Neither a stage that has its config nor one of another kind is taken from elsewhere."""
     policy, forms = AnalyticPolicy(MACHINE), Forms()
