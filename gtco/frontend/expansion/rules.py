@@ -62,6 +62,7 @@ from gtco.frontend.expansion.quantized_products import (
     qlinear_matmul,
 )
 from gtco.frontend.expansion.recurrent import recurrent
+from gtco.frontend.expansion.reversal import reverse_sequence
 from gtco.frontend.expansion.walk import Key, Rule
 from gtco.frontend.expansion.writer import MICROSOFT
 
@@ -76,6 +77,7 @@ RULES: Mapping[Key, Rule] = {
     ("", "LSTM"): recurrent,
     ("", "GRU"): recurrent,
     ("", "RNN"): recurrent,
+    ("", "ReverseSequence"): reverse_sequence,
     ("", "QLinearConv"): qlinear_conv,
     ("", "QLinearMatMul"): qlinear_matmul,
     (MICROSOFT, "Attention"): attention,
