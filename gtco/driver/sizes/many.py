@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import prod
+from math import ceil, prod
 
 from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.workers import Ahead, Workers
@@ -30,6 +30,9 @@ from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
 LONG = 60.0  # seconds: a longer wait is said
+# Kernels are guessed whenever there are so many times as many sizes: what follows from the outlines
+# of all sizes takes longer with each, and after every size it would take most of the time.
+OFTEN = 1.2
 FEW = 4  # variants of a library whose stages and kernels are made for each by itself
 
 
@@ -122,6 +125,7 @@ class Many:
         start = time.perf_counter()
         self.runs[0].rates(machine)  # a phase of its own, if this machine was not measured
         kept, cut, took = list[int](), list[int](), list[float]()
+        guess_at = 1  # sizes that are cut
         with workers.ahead() as ahead:
             while order:
                 number, done = order.popleft(), len(cut) + 1
@@ -143,7 +147,8 @@ class Many:
                 begun = time.perf_counter()
                 with uncollected():
                     new = [number] if self.sure(number) else []
-                    for numbers in [one for one in left if {*cut}.issuperset(one)]:
+                    ready = {*cut}
+                    for numbers in [one for one in left if ready.issuperset(one)]:
                         left.remove(numbers)
                         new += self.kept(numbers, self.fused) if self.symbol else numbers
                     for one in new:
@@ -162,7 +167,9 @@ class Many:
                         order.extend(n for numbers in left for n in numbers)
                         later = []
                     self.sharing.take(ahead.so_far())
-                    ahead.guess(job for job, _ in self.sharing.jobs(self._text).values())
+                    if len(cut) >= guess_at:
+                        guess_at = ceil(OFTEN * len(cut))
+                        ahead.guess(job for job, _ in self.sharing.jobs(self._text).values())
                 run.report.phases.append(("fuse", time.perf_counter() - begun))
                 took.append(time.perf_counter() - size_start)
             begun = time.perf_counter()
