@@ -350,3 +350,22 @@ def test_weights_come_from_memory_once() -> None:
         assert sum(s.nbytes for s in position.loads) * times >= 0.99 * panels
         seen.add((nest.shape.chunks_m > 1, passes.iterations > 1, nest.row.columns))
     assert len(seen) > 4
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_stores_of_a_tile_where_channels_come_first_are_priced(size: int) -> None:
+    """A tile's pixels of one channel are a store of their own if the output is NCHW."""
+    last = plain(16, 24, 9, 11)
+    shape = tuple(int(d) for d in last.output.type.shape)
+    axes = (0, 3, 1, 2)
+    moved = op("permute", ("y",), "n", T(tuple(shape[a] for a in axes)), axes=axes)
+    first = make_stage([*last.operators, moved], dict(last.types), last.constants)
+    stores = []
+    for stage in (last, first):
+        sketch = winograd.match(stage, runnable("x86-64-v3"))
+        assert sketch is not None
+        config = next(c for c in configs(sketch) if c["m"] == size)
+        extra = sketch.workload(config).extra
+        stores.append(sum(e.count * e.units for e in extra if e.kernel == "store"))
+    outputs = np.prod(shape)
+    assert stores == [0, pytest.approx(16.0 * outputs / size)]

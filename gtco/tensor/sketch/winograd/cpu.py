@@ -155,6 +155,8 @@ class Winograd(WinogradFacts):
             Extra("fma", shape.chunks_n * tiles * border * positions * RUN_COST),
             Extra("fma", vectors_out * (back + positions + MOVE_COST * size * size)),
             Extra("fma", tiles * shape.panels * size * RUN_COST),
+            # pixels of a channel lie side by side in the output: those of a tile are a store each
+            Extra("store", v.m * v.n / size if self.product.stores_columns else 0, gemm.SCATTERED),
         )
         loops = layers(nest, self.target)
         return Workload(kernel, work, loops, v.flops, extra, self.product.behind)
