@@ -155,11 +155,17 @@ class Winograd(WinogradFacts):
             Extra("fma", shape.chunks_n * tiles * border * positions * RUN_COST),
             Extra("fma", vectors_out * (back + positions + MOVE_COST * size * size)),
             Extra("fma", tiles * shape.panels * size * RUN_COST),
-            # pixels of a channel lie side by side in the output: those of a tile are a store each
-            Extra("store", v.m * v.n / size if self.product.stores_columns else 0, gemm.SCATTERED),
+            Extra("store", v.m * v.n / size, self.scattered),
         )
         loops = layers(nest, self.target)
         return Workload(kernel, work, loops, v.flops, extra, self.product.behind)
+
+    @property
+    def scattered(self) -> float:
+        """Vectors whose store takes as long as that of a tile's pixels of a channel, where these
+        lie side by side in the output.
+        """
+        return gemm.SCATTERED if self.product.stores_columns else 0.0
 
     def conversions(self, kind: Kind) -> float:
         """Vector instructions that convert a vector of the input to float32, and then to the dtype
