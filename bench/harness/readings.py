@@ -104,8 +104,8 @@ STAGES: Mapping[str, Stage] = {
 
 @dataclass(frozen=True)
 class Readings:
-    """What stands in a file: ``seconds`` of each config, and which configs a ``final`` batch has,
-    both by the stage's name.
+    """The contents of a file. By the stage's name, ``seconds`` has the time of each config, and
+    ``final`` the configs that were timed once more.
     """
 
     about: str

@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
         if measured.rates is None:
             raise OptionError(measured.note)
         append(options.out, {"about": cpu_name(), "table": table_json(measured.rates, target)})
-    about, table = load(options.out).about, load(options.out).table
+    there = load(options.out)
+    about, table = there.about, there.table
     if (about, table.target.mcpu) != (cpu_name(), target.mcpu):
         raise OptionError(
             f"{options.out} has readings of {about} ({table.target.mcpu}), and this machine is "

@@ -9,9 +9,10 @@ from gtco.graph.graph import Graph
 from gtco.graph.half_weights import half_weights
 from gtco.graph.layout import channels_last
 from gtco.graph.precision import narrow_operands
+from gtco.graph.rewrites.convolutions.padding_taps import padding_taps
+from gtco.graph.rewrites.convolutions.phases_as_channels import phases_as_channels
+from gtco.graph.rewrites.convolutions.whole_pixels import whole_pixels
 from gtco.graph.rewrites.fold_constants import fold_constants
-from gtco.graph.rewrites.padding_taps import padding_taps
-from gtco.graph.rewrites.phases_as_channels import phases_as_channels
 from gtco.graph.rewrites.pipeline import PIPELINE, Passes, Rewrite, canonicalize
 from gtco.graph.rewrites.quantized.integer_products import integer_products
 from gtco.graph.rewrites.quantized.one_signedness import one_signedness
@@ -21,7 +22,6 @@ from gtco.graph.rewrites.quantized.quantized_concat import quantized_concat
 from gtco.graph.rewrites.quantized.quantized_pooling import quantized_pooling
 from gtco.graph.rewrites.quantized.reciprocal_scales import reciprocal_scales
 from gtco.graph.rewrites.split_reductions import split_reductions
-from gtco.graph.rewrites.whole_pixels import whole_pixels
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
 from gtco.search.recorded import RecordedPolicy

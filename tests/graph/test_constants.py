@@ -7,7 +7,7 @@ import pytest
 
 from gtco.graph.constants import Constants
 from gtco.graph.graph import Graph
-from gtco.graph.rewrites.conv_scale import conv_scale
+from gtco.graph.rewrites.convolutions.conv_scale import conv_scale
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.support.later import Later
 from gtco.tensor.stage import TensorType

@@ -1,7 +1,7 @@
 """Contractions beyond the dense ones, against float64: groups, transposed convolutions, products
 whose batches broadcast axis by axis, and constants that are packed for each batch.
 
-Tolerance: that of :mod:`tests.sketch.test_gemm`, 2e-6 x sqrt(k) of the largest magnitude.
+Tolerance: that of :mod:`tests.sketch.gemm.test_gemm`, 2e-6 x sqrt(k) of the largest magnitude.
 """
 
 from __future__ import annotations

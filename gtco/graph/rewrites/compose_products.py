@@ -17,7 +17,7 @@ import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, axis_vector, with_constant
-from gtco.graph.rewrites.pointwise_before_upsampling import is_pointwise
+from gtco.graph.rewrites.convolutions.pointwise_before_upsampling import is_pointwise
 from gtco.tensor.stage import Operator, TensorType
 
 

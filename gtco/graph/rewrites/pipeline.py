@@ -11,14 +11,14 @@ from gtco.graph.rewrites.activations import activations
 from gtco.graph.rewrites.attention import attention
 from gtco.graph.rewrites.common_subexpressions import common_subexpressions
 from gtco.graph.rewrites.compose_products import compose_products
-from gtco.graph.rewrites.conv_scale import conv_scale
+from gtco.graph.rewrites.convolutions.conv_scale import conv_scale
+from gtco.graph.rewrites.convolutions.parallel_convolutions import parallel_convolutions
+from gtco.graph.rewrites.convolutions.pointwise_before_upsampling import pointwise_before_upsampling
 from gtco.graph.rewrites.exponential_activations import exponential_activations
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.rewrites.layer_norm import layer_norm
 from gtco.graph.rewrites.merge_projections import merge_projections
 from gtco.graph.rewrites.name_outputs import name_outputs
-from gtco.graph.rewrites.parallel_convolutions import parallel_convolutions
-from gtco.graph.rewrites.pointwise_before_upsampling import pointwise_before_upsampling
 from gtco.graph.rewrites.quantized.exact_products import exact_products
 from gtco.graph.rewrites.roll import roll
 from gtco.graph.rewrites.rows_unread import rows_unread

@@ -37,8 +37,7 @@ def lines_kernel(nest: OpenNest, symbol: str) -> Any:
     and ``lda`` is the stride of lines in scratch.
     """
     numbers = len(FIELDS) + len(WINDOW)
-    made = _Loops
-    return any_size(symbol, numbers, nest.row.lanes, lambda em, args: made(nest, em, args).emit())
+    return any_size(symbol, numbers, nest.row.lanes, lambda em, args: _Loops(nest, em, args).emit())
 
 
 class _Loops(ProductLoops):

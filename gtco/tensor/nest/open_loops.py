@@ -91,8 +91,11 @@ def product_kernel(nest: OpenNest, symbol: str) -> Any:
     behind them those of a :class:`gtco.tensor.nest.open_images.Window`, and C[m, n].
     """
     numbers = len(FIELDS) + (len(WINDOW) if nest.gathered else 0)
-    made = ProductLoops
-    return any_size(symbol, numbers, nest.row.lanes, lambda em, args: made(nest, em, args).emit())
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        ProductLoops(nest, em, args).emit()
+
+    return any_size(symbol, numbers, nest.row.lanes, body)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@
 #define KEPT 3        /* widths that go on to the levels above */
 #define CUTS 8        /* into chunks */
 
-/* What is looked for. */
+/* A search among the candidates of a problem: what it asks, the rates that it prices by, and what it has found. */
 typedef struct {
   const gtco_problem* problem;
   int threads;

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gtco.graph.graph import Graph
-from gtco.graph.rewrites.phases_as_channels import phases_as_channels
+from gtco.graph.rewrites.convolutions.phases_as_channels import phases_as_channels
 from gtco.support.later import Later
 from tests.graphs import RNG, build, weights
 

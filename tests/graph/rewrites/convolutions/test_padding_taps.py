@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gtco.graph.graph import Graph
-from gtco.graph.rewrites.padding_taps import padding_taps
+from gtco.graph.rewrites.convolutions.padding_taps import padding_taps
 from gtco.support.later import Later
 from tests.graph.rewrites.products import PLAIN
 from tests.graphs import RNG, build, weights

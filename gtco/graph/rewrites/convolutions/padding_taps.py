@@ -66,8 +66,9 @@ def _rule(graph: Graph, op: Operator) -> str | None:
 def _kept(
     size: int, made: int, extent: int, stride: int, spread: int, before: int, after: int
 ) -> _Kept | None:
-    """What is kept along an axis of ``size`` inputs, ``made`` outputs and ``extent`` taps; None if
-    no tap reads an input, or inputs at the border would have to be cut off.
+    """The taps, the padding and the dilation that a convolution keeps along an axis of ``size``
+    inputs, ``made`` outputs and ``extent`` taps. None if no tap reads an input, or if the taps that
+    are left would begin or end inside of the image.
     """
     reads = [
         tap

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gtco.graph.graph import Graph
-from gtco.graph.rewrites.whole_pixels import whole_pixels
+from gtco.graph.rewrites.convolutions.whole_pixels import whole_pixels
 from gtco.tensor.stage import TensorType
 from tests.kernels import fresh_seed
 

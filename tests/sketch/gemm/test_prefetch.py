@@ -12,7 +12,7 @@ from gtco.tensor.space import Config, Program
 from gtco.tensor.stage import TensorType as T
 from gtco.tensor.stage import make_stage
 from tests.kernels import config_with, runnable, targets
-from tests.sketch.test_gemm import dense, op
+from tests.sketch.gemm.test_gemm import dense, op
 
 
 def prefetches(sketch: gemm.Gemm, config: Config) -> int:

@@ -1,0 +1,1 @@
+"""Rewrites of convolutions: of their filters, their pixels and what stands around them."""
