@@ -272,11 +272,17 @@ def rates_check(target: Target) -> Check:
     from gtco.support.environment import cache_folder
 
     try:
-        from gtco.search.calibration.profile import cached
+        from gtco.search.calibration.profile import BUSY, cached_rates
 
-        measured = cached(target) is not None
+        measured = cached_rates(target)
     except ImportError as error:
         return Check("kernel rates", "not known", f"not known: {error}", needed=False)
+    if measured and measured.others >= BUSY:
+        return Check(
+            "kernel rates",
+            f"measured while other processes had {measured.others:.0%} of the CPUs: the next "
+            "compile in which they have less than half of that measures again",
+        )
     if measured:
         return Check("kernel rates", f"measured, kept in {cache_folder()}")
     unknown = "not measured yet: the first compile for this machine does"

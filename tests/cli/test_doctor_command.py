@@ -28,7 +28,8 @@ def peak(monkeypatch):
 def rates(monkeypatch):
     """There is no table of rates."""
     module = types.ModuleType("gtco.search.calibration.profile")
-    module.cached = lambda target: None
+    module.cached_rates = lambda target: None
+    module.BUSY = 0.2
     monkeypatch.setitem(sys.modules, "gtco.search.calibration.profile", module)
     return module
 
@@ -131,8 +132,10 @@ def test_whether_the_rates_are_measured(rates, monkeypatch, tmp_path):
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
     check = found()
     assert "not measured yet" in check.found and check.ok and "not yet" in check.mark
-    rates.cached = lambda target: target
+    rates.cached_rates = lambda target: types.SimpleNamespace(others=0.19)
     assert found().found == f"measured, kept in {tmp_path}" and "ok" in found().mark
+    rates.cached_rates = lambda target: types.SimpleNamespace(others=0.43)
+    assert "had 43% of the CPUs" in found().found and found().ok
 
 
 def test_ok_is_said_of_what_is_there_alone(monkeypatch):

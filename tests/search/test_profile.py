@@ -48,6 +48,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Target]:
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(profile, "measure", measured_now)
     monkeypatch.setattr(profile, "_unkept", {})
+    monkeypatch.setattr(profile, "_again", {})
     return calls
 
 
@@ -255,3 +256,83 @@ def test_a_cached_file_is_for_all_who_may_read_the_folder(
     beside = tmp_path / "cache" / "ordinary"
     beside.touch()
     assert path.stat().st_mode == beside.stat().st_mode
+
+
+@pytest.fixture
+def machine_load(measured: list[Target], monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The shares that others have: ``measuring``, while the machine is measured, and ``now``, when
+    a process that finds the table asks. Each call of the fixture's functions is a new process.
+    """
+    load = {"measuring": 0.0, "now": 0.0}
+
+    def measured_now(machine: Target, say: object) -> MachineRates:
+        measured.append(machine)
+        return replace(made_up(machine, len(measured)), others=load["measuring"])
+
+    monkeypatch.setattr(profile, "measure", measured_now)
+    monkeypatch.setattr(profile, "share_of_others", lambda seconds: load["now"])
+    return load
+
+
+def in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> RateTable | None:
+    monkeypatch.setattr(profile, "_again", {})
+    monkeypatch.setattr(profile, "_unkept", {})
+    return found(MACHINE)
+
+
+def test_a_table_of_a_busy_machine_is_measured_again(
+    measured: list[Target], machine_load: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while others are as busy, and once for good when they are not."""
+    machine_load.update(measuring=0.5, now=0.4)
+    for _ in range(2):
+        assert in_a_new_process(monkeypatch) == table(MACHINE, 1)
+        assert profile.known(MACHINE)
+    machine_load.update(measuring=0.05, now=0.1)
+    assert found(MACHINE) == table(MACHINE, 1), "a process asks once"
+    monkeypatch.setattr(profile, "_again", {})
+    assert not profile.known(MACHINE), "so that the compile shows a phase"
+    for _ in range(2):
+        assert in_a_new_process(monkeypatch) == table(MACHINE, 2) == profile.cached(MACHINE)
+        assert profile.known(MACHINE)
+    assert len(measured) == 2
+
+
+def test_the_better_of_two_measurements_is_kept(
+    measured: list[Target], machine_load: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others came back while it was measured again, or it could not be measured."""
+    machine_load.update(measuring=0.5, now=0.0)
+    found(MACHINE)
+    machine_load.update(measuring=0.6)
+    assert in_a_new_process(monkeypatch) == table(MACHINE, 1) == profile.cached(MACHINE)
+    assert len(measured) == 2
+    assert found(MACHINE) == table(MACHINE, 1) and len(measured) == 2, "a process tries once"
+
+    def in_vain(machine: Target, say: object) -> MachineRates:
+        raise NotMeasured("too little of everything")
+
+    monkeypatch.setattr(profile, "measure", in_vain)
+    assert in_a_new_process(monkeypatch) == table(MACHINE, 1)
+    assert profile.known(MACHINE)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.19])
+def test_a_little_load_is_no_reason(
+    measured: list[Target],
+    machine_load: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+) -> None:
+    machine_load.update(measuring=share, now=0.0)
+    found(MACHINE)
+    assert in_a_new_process(monkeypatch) == table(MACHINE, 1) and len(measured) == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, -0.1, 1.5, "much", None, True])
+def test_a_share_that_cannot_be(measured: list[Target], tmp_path: Path, value: object) -> None:
+    found(MACHINE)
+    (path,) = files(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "others": value}))
+    assert profile.cached(MACHINE) is None
+    assert found(MACHINE) == table(MACHINE, 2)

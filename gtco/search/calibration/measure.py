@@ -27,6 +27,7 @@ import numpy as np
 
 from gtco.codegen.load import load
 from gtco.machine.cores import cpu_quota
+from gtco.machine.load import Others
 from gtco.machine.memory import memory_left
 from gtco.machine.target import Target
 from gtco.search.calibration.barrier import (
@@ -88,13 +89,14 @@ class NotMeasured(Exception):
 @dataclass(frozen=True)
 class MachineRates:
     """The measured values from which :func:`gtco.search.calibration.profile.table_of` makes a
-    table.
+    table. ``others`` is the share of the CPUs that other processes had meanwhile.
     """
 
     rates: Mapping[str, float]
     bandwidths: Mapping[str, float]
     launch: float
     handed: Mapping[str, float]
+    others: float = 0.0
 
 
 class Clock:
@@ -132,6 +134,7 @@ def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> M
     library = load(functions, target)
     operands_of = Operands(tiles, target.cores)
     clock.need()
+    busy = Others()
     together(operands_of.calls(library, tiles[0]), WARM_SECONDS)
     products = {t.kernel: tile_rate(library, t, operands_of) for t in tiles}
     say("kernels")
@@ -161,7 +164,7 @@ def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> M
     if handed:
         handed["DRAM"] = copied
     clock.need()
-    return MachineRates(rates, bandwidths, launch, handed)
+    return MachineRates(rates, bandwidths, launch, handed, busy.share())
 
 
 def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:

@@ -3,12 +3,17 @@ kept in the user's cache folder (``GTCO_CACHE``), under a key of everything that
 
 If the machine cannot be measured, because memory or time is short, there is no table, and the
 constants of the target are used.
+
+A table that was measured beside busy processes is wrong: a barrier takes ten times as long, and
+the rates are too low, each by another factor. So the file says which share of the CPUs the others
+had. A later process in which they clearly have less measures again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +21,7 @@ from typing import Any
 
 import tvm
 
+from gtco.machine.load import share_of_others
 from gtco.machine.target import Target, cpu_identity
 from gtco.search.calibration.measure import MachineRates, NotMeasured, handed_levels, measure
 from gtco.search.calibration.rates import WORK, RateTable
@@ -24,11 +30,15 @@ from gtco.support.environment import cache_folder
 from gtco.support.version import __version__
 from gtco.tensor.intrinsics.table import every_micro_kernel
 
-VERSION = 15  # the version of the cached file
+VERSION = 16  # the version of the cached file
 # No machine is outside these bounds: vector operations and bytes per second of one core, and
 # seconds of a barrier.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
 LAUNCH_BOUNDS = (0.0, 1e-2)
+OTHERS_BOUNDS = (0.0, 1.0)
+# A table is measured again if others had at least this share of the CPUs, and now have less than
+# half of what they had. Rounds of a measurement find the idle moments of a smaller share.
+BUSY, SAMPLE_SECONDS = 0.2, 0.2
 
 
 @dataclass(frozen=True)
@@ -44,26 +54,33 @@ class MachineTable:
 
 
 _unkept: dict[Path, MachineTable] = {}  # tables of this process that could not be cached
+_again: dict[Path, bool] = {}  # whether this process measures again what is cached
 
 
 def machine_table(target: Target, say: Callable[[str], None] = lambda what: None) -> MachineTable:
     """This machine's table: the cached one, or a new measurement that is then cached. ``say``
     receives the progress.
     """
-    path = _path(target)
-    if (table := cached(target)) is not None:
-        return MachineTable(table)
+    path, before = _path(target), cached_rates(target)
+    if before is not None and not _measures_again(path, before):
+        return MachineTable(table_of(target, before))
     if path not in _unkept:
+        _again[path] = False
         try:
-            table = table_of(target, measure(target, say))
+            measured = measure(target, say)
         except NotMeasured as why:
+            if before is not None:
+                return MachineTable(table_of(target, before))
             _unkept[path] = MachineTable(
                 None,
                 f"this machine was not measured: {why}. Kernels are chosen by the constants of "
                 f"{target.mcpu}; a later compile in a new process measures again",
             )
             return _unkept[path]
-        if wrong := save(path, _as_json(table, machine_key(target))):
+        if before is not None and measured.others >= before.others:
+            return MachineTable(table_of(target, before))
+        table = table_of(target, measured)
+        if wrong := save(path, _as_json(table, machine_key(target), measured.others)):
             note = "the measurements of this machine are not kept: each process measures again"
             _unkept[path] = MachineTable(table, f"{note}. {wrong}")
         else:
@@ -73,11 +90,28 @@ def machine_table(target: Target, say: Callable[[str], None] = lambda what: None
 
 def known(target: Target) -> bool:
     """True if :func:`machine_table` has a table without measuring."""
-    return _path(target) in _unkept or cached(target) is not None
+    path, before = _path(target), cached_rates(target)
+    return path in _unkept or (before is not None and not _measures_again(path, before))
+
+
+def _measures_again(path: Path, before: MachineRates) -> bool:
+    """Whether others had much of the CPUs when this was measured, and have clearly less now. Each
+    process asks once. A file that cannot be replaced stays.
+    """
+    if path not in _again:
+        busy = before.others >= BUSY and os.access(path.parent, os.W_OK)
+        _again[path] = busy and share_of_others(SAMPLE_SECONDS) < before.others / 2
+    return _again[path]
 
 
 def cached(target: Target) -> RateTable | None:
-    """The cached table of this machine. None if there is none, or if it is damaged, was measured
+    """The cached table of this machine; None if there is none (:func:`cached_rates`)."""
+    measured = cached_rates(target)
+    return None if measured is None else table_of(target, measured)
+
+
+def cached_rates(target: Target) -> MachineRates | None:
+    """What is cached of this machine. None if there is nothing, or if it is damaged, was measured
     under other circumstances, or holds impossible values.
     """
     try:
@@ -89,9 +123,10 @@ def cached(target: Target) -> RateTable | None:
         bandwidths = _checked(data["bandwidths"], {m.name for m in target.memory}, BANDWIDTH_BOUNDS)
         between = _checked({"launch": data["launch"]}, {"launch"}, LAUNCH_BOUNDS)
         handed = _checked(data["handed"], handed_levels(target), BANDWIDTH_BOUNDS)
+        others = _checked({"others": data["others"]}, {"others"}, OTHERS_BOUNDS)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return table_of(target, MachineRates(rates, bandwidths, between["launch"], handed))
+    return MachineRates(rates, bandwidths, between["launch"], handed, others["others"])
 
 
 def _checked(
@@ -139,13 +174,14 @@ def cache_file(name: str, key: Mapping[str, Any]) -> Path:
     return cache_folder() / f"{name}-{hashlib.sha256(text).hexdigest()[:16]}.json"
 
 
-def _as_json(table: RateTable, key: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(table: RateTable, key: Mapping[str, Any], others: float = 0.0) -> dict[str, Any]:
     return {
         "key": key,
         "rates": dict(table.measured),
         "bandwidths": {m.name: m.bandwidth for m in table.target.memory},
         "launch": table.launch,
         "handed": dict(table.handed),
+        "others": others,
     }
 
 
