@@ -179,6 +179,12 @@ def matmul(d: Drawing) -> str:
     return d.add("matmul", d.given((*lead, m, k)), d.weight((*many, k, n)))
 
 
+def halved_matmul(d: Drawing) -> str:
+    """A product that is large enough for Strassen's algorithm."""
+    n, (samples, rows) = d.pick(192, 256), d.pick((1, 257), (1, 256), (2, 130), (5, 53))
+    return d.add("matmul", d.given((samples, rows, 256)), d.input((256, n), True))
+
+
 def norm_matmul(d: Drawing) -> str:
     """A product whose rows are normalised on their way in."""
     m, k, n = d.size(60), d.size(200), d.size(70)
@@ -417,8 +423,12 @@ CORES: tuple[Callable[[Drawing], str], ...] = (
     conv3x3,
     scatter,
     topk,
+    halved_matmul,
 )
-CONTRACTIONS = (matmul, norm_matmul, conv2d, conv3x3, conv_transpose2d, attention, half_matmul)
+CONTRACTIONS = (
+    *(matmul, norm_matmul, conv2d, conv3x3, conv_transpose2d, attention, half_matmul),
+    halved_matmul,
+)
 
 
 def drawn(

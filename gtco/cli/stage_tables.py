@@ -11,6 +11,7 @@ from gtco.cli import console
 from gtco.cli.console import milliseconds, say, size, text
 from gtco.cli.inspection import Inspection, looked_at
 from gtco.cli.tables import Table
+from gtco.report.words import FEWER_PRODUCTS
 
 
 def show_variants(title: str, found: Mapping[str, Inspection], every: bool) -> None:
@@ -193,12 +194,12 @@ def share(stages: Sequence[Mapping[str, Any]]) -> str:
 def above_peak(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Explains stages whose share of the peak is above 100 %; empty if there are none."""
     above = [stage for stage in stages if (stage.get("share_of_peak") or 0.0) > 1.0]
-    fewer = [stage for stage in above if stage["schedule"].get("sketch") == "winograd"]
+    fewer = [stage for stage in above if stage["schedule"].get("sketch") in FEWER_PRODUCTS]
     said = []
     if fewer:
         said.append(
-            f"{len(fewer)} stages are above 100 % of the peak because their FLOPs are those of a "
-            "direct convolution, and Winograd's algorithm multiplies less"
+            f"{len(fewer)} stages are above 100 % of the peak because their FLOPs are those of the "
+            "definition, and Winograd's and Strassen's algorithms multiply less"
         )
     if len(above) > len(fewer):
         said.append(

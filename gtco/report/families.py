@@ -6,6 +6,7 @@ from gtco.report.facts import StageFacts
 
 FAMILIES = {
     "gemm": "products",
+    "strassen": "products",
     "dot": "products",
     "attention": "attention",
     "convolution": "convolutions",

@@ -18,7 +18,7 @@ from gtco.report.facts import (
     StageFacts,
     Tensor,
 )
-from gtco.report.words import decisions, instructions, number_format
+from gtco.report.words import FEWER_PRODUCTS, decisions, instructions, number_format
 from gtco.runtime.library import check_model, read_metadata
 from gtco.runtime.plan import DTYPES
 from gtco.runtime.publish import weights_beside
@@ -238,10 +238,10 @@ def notes_of(stage: StageFacts, notes: Sequence[str]) -> tuple[str, ...]:
     found = [note for note in notes if stage.name and f"'{stage.name}'" in note]
     if stage.sketch == "fallback":
         found.append("No sketch takes this operator: it is compiled by itself, right and slow.")
-    if stage.peak and stage.peak > 1 and stage.sketch == "winograd":
+    if stage.peak and stage.peak > 1 and stage.sketch in FEWER_PRODUCTS:
         found.append(
-            "Above 100 % of the peak: FLOPs are those of a direct convolution, and Winograd's "
-            "algorithm multiplies less."
+            "Above 100 % of the peak: FLOPs are those of the definition, and "
+            f"{stage.sketch.capitalize()}'s algorithm multiplies less."
         )
     predicted = stage.predicted_seconds
     if stage.measured and predicted and predicted > TINY:

@@ -11,6 +11,7 @@ from gtco.tensor.intrinsics.table import Kind, MicroKernel
 
 SKETCHES = {
     "gemm": "a product (GEMM)",
+    "strassen": "a large product by Strassen's algorithm",
     "convolution": "a convolution over copied rows",
     "winograd": "a 3x3 convolution by Winograd's algorithm",
     "dot": "a product of few columns",
@@ -30,6 +31,7 @@ SKETCHES = {
     "elementwise": "element-wise work and movement",
     "fallback": "a single operator as TVM compiles it: right, and slow",
 }
+FEWER_PRODUCTS = ("winograd", "strassen")  # sketches that multiply less than FLOPs count
 # The instruction by which a kind of micro-kernel multiplies.
 INSTRUCTIONS = {
     "fma": "FMA",

@@ -17,7 +17,9 @@ class Packing:
     The array is viewed as ``shape``, transposed by ``axes``, zero-padded at the end of each axis by
     ``pad``, viewed as ``split`` and transposed by ``order``. If ``then`` is given, the result is
     packed once more by it. If ``both`` is given, the last two axes are first multiplied by this
-    matrix from both sides, w -> both w both^T, in float64 and rounded once. With ``pairs``, two
+    matrix from both sides, w -> both w both^T, in float64 and rounded once. If ``quarters`` is
+    given, the array is a matrix, and becomes sums of its four quarters (upper left, upper right,
+    lower left, lower right): one for each row of factors, as a new first axis. With ``pairs``, two
     neighbours of 4 bits along the last axis become a byte, whose low bits are the first. Every
     field is data, so a packing can go to other processes and to JSON.
     """
@@ -29,12 +31,15 @@ class Packing:
     order: tuple[int, ...]
     then: Packing | None = None
     both: tuple[tuple[float, ...], ...] = ()
+    quarters: tuple[tuple[int, ...], ...] = ()
     pairs: bool = False
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         if self.both:
             matrix = np.array(self.both)
             array = (matrix @ array.astype(np.float64) @ matrix.T).astype(array.dtype)
+        if self.quarters:
+            array = _sums_of_quarters(array, self.quarters)
         view = array.reshape(self.shape).transpose(self.axes)
         if any(self.pad):
             view = np.pad(view, [(0, p) for p in self.pad])
@@ -56,6 +61,19 @@ class Packing:
         if self.then:
             return self.then.packed_dtype(dtype)
         return "int8" if self.pairs else dtype
+
+
+def _sums_of_quarters(array: np.ndarray, factors: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    """[sums, rows / 2, columns / 2] of a matrix. Each is rounded once, if it has two quarters."""
+    rows, columns = array.shape[-2:]
+    halves = array.reshape(2, rows // 2, 2, columns // 2)
+    quarters = [halves[i, :, j] for i in (0, 1) for j in (0, 1)]
+    return np.stack(
+        [
+            sum(q if factor > 0 else -q for q, factor in zip(quarters, row, strict=True) if factor)
+            for row in factors
+        ]
+    )
 
 
 def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:

@@ -25,6 +25,8 @@ from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.gemm.loops import GemmLoops
+from gtco.tensor.sketch.strassen import cpu as strassen
+from gtco.tensor.sketch.strassen.loops import StrassenLoops
 from gtco.tensor.sketch.winograd import cpu as winograd
 from gtco.tensor.sketch.winograd.loops import WinogradLoops
 from gtco.tensor.space import Config, Program, Sketch, configs
@@ -39,6 +41,7 @@ LOOPS = {
     "gemm": GemmLoops,
     "convolution": ConvolutionLoops,
     "winograd": WinogradLoops,
+    "strassen": StrassenLoops,
     "attention": AttentionLoops,
 }
 
@@ -47,14 +50,14 @@ LOOPS = {
 class Case:
     """A stage with loops that were drawn for it."""
 
-    sketch: gemm.Gemm | convolution.Convolution | winograd.Winograd
+    sketch: gemm.Gemm | convolution.Convolution | winograd.Winograd | strassen.Strassen
     config: Config
     nest: Nest
 
 
-def product(m: int, k: int, n: int, constant: bool) -> Stage:
-    op = Operator("matmul", ("a", "b"), "c", TensorType((m, n)))
-    types = {"a": TensorType((m, k)), "b": TensorType((k, n))}
+def product(m: int, k: int, n: int, constant: bool, samples: tuple[int, ...] = ()) -> Stage:
+    op = Operator("matmul", ("a", "b"), "c", TensorType((*samples, m, n)))
+    types = {"a": TensorType((*samples, m, k)), "b": TensorType((k, n))}
     return make_stage([op], types, ["b"] if constant else [])
 
 
@@ -121,10 +124,24 @@ def draw_winograd(random: Random, name: str) -> Case:
     return Case(sketch, config, sketch.nest(config))
 
 
+def draw_strassen(random: Random, name: str) -> Case:
+    """A product of halves that are whole vectors, and of pairs of rows that are whole."""
+    machine = cpu_target(name)
+    m = 2 * random.randint(1, 15)
+    k, n = (2 * machine.lanes * random.randint(1, 2) for _ in range(2))
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(strassen, "LEAST", (1, 1, 1))
+        sketch = strassen.match(product(m, k, n, True, (1,)), machine)
+    assert sketch is not None
+    config = random.choice(list(configs(sketch)))
+    return Case(sketch, config, sketch.nest(config))
+
+
 DRAWN: dict[str, Callable[[Random, str], Case]] = {
     "gemm": draw,
     "convolution": draw_convolution,
     "winograd": draw_winograd,
+    "strassen": draw_strassen,
 }
 
 
@@ -162,7 +179,8 @@ def test_the_workload_counts_what_the_loops_do(family: str, name: str) -> None:
         kernels = micro.iterations * panels.iterations * blocks
         a_stream, b_stream = (s.nbytes * kernels / FLOAT for s in micro.loads)
         copy = {"direct": "input 0", "packed": "rows", "windows": "image"}[nest.a.how]
-        direct, packed_b = nest.a.how == "direct", nest.b.how == "packed"
+        direct = nest.a.how == "direct"
+        copy_b = {"packed": "panels", "widened": "panel"}.get(nest.b.how, "input 1")
         rows, columns = nest.shape.task_rows, nest.shape.task_panels * nest.row.columns
         stored = task.stores[1].nbytes / FLOAT  # the first is what is fetched before
         again = sum(counts.loads[x] + counts.stores[x] for x in ("tiles", "sums"))
@@ -185,7 +203,7 @@ def test_the_workload_counts_what_the_loops_do(family: str, name: str) -> None:
         done = {
             "products": counts.products,
             "A, as the row reads it": counts.different[copy],
-            "B, as the row reads it": counts.different["panels" if packed_b else "input 1"],
+            "B, as the row reads it": counts.different[copy_b],
             "partial sums": again,
             "A, out of memory": memory,
             "A, packed": 0 if direct else counts.stores[copy],

@@ -13,6 +13,7 @@
               C[height, columns] (+)= rows_of_a[height, kc] x panel_of_b[kc, columns]
               on the last kb: C -> output, through the epilogue; from registers if it is short
             finish_panel                         # with several positions: C -> output
+              # by_block: the loops of lines and blocks are around that of positions and this
 
 A family of kernels is a :class:`NestLoops` that says what differs: ``begin``, ``feed``,
 ``feed_panel``, ``rows_of_a``, ``panel_of_b`` and ``finish_panel``.
@@ -165,21 +166,37 @@ class NestLoops:
                 with em.loop(task.panels, "panel") as panel, em.loop(within, "kb") as inner:
                     at = replace(at, panel=panel, kb=inner if within > 1 else kb)
                     self.feed_panel(at)
-                    with (
-                        em.loop(nest.positions, "position") as position,
-                        em.loop(task.lines, "line") as line,
-                        em.loop(blocks, "block") as block,
-                    ):
-                        self._block(replace(at, position=position, line=line, block=block))
-                    self.finish_panel(at)
+                    self._products(at)
+
+    def _products(self, at: At) -> None:
+        """The products of a panel and of all blocks of the part."""
+        em, by_block, positions = self.em, self.nest.by_block, self.nest.positions
+        with (
+            em.loop(1 if by_block else positions, "position") as outer,
+            em.loop(at.task.lines, "line") as line,
+            em.loop(at.blocks, "block") as block,
+        ):
+            at = replace(at, line=line, block=block)
+            with em.loop(positions if by_block else 1, "position") as inner:
+                self._block(replace(at, position=inner if by_block else outer))
+            if by_block:
+                self.finish_panel(at)
+        if not by_block:
+            self.finish_panel(at)
+
+    def block_of(self, at: At) -> tuple[At, Expr]:
+        """The place with the block's first row, and the block's number of rows."""
+        em, shape = self.em, self.shape
+        this = em.let_index(at.first + at.block, "this_block")
+        tall, *low = shape.heights
+        height = tirx.Select(this < shape.taller, *map(em.number, shape.heights)) if low else tall
+        return replace(at, start=em.let_index(shape.first_row(this), "start")), height
 
     def _block(self, at: At) -> None:
         """The product of a block of rows and a panel, and what becomes of it."""
         em, nest, shape = self.em, self.nest, self.shape
-        this = em.let_index(at.first + at.block, "this_block")
-        at = replace(at, start=em.let_index(shape.first_row(this), "start"))
-        tall, *low = shape.heights
-        height = tirx.Select(this < shape.taller, *map(em.number, shape.heights)) if low else tall
+        at, height = self.block_of(at)
+        this = em.index(at.first + at.block)
         store = self.store(self.index(at), shape.heights) if nest.positions == 1 else None
         last = at.kb == nest.kblocks - 1 if nest.kblocks > 1 else True
         if store and nest.prefetch != "none":
@@ -237,7 +254,8 @@ class NestLoops:
         nest, columns = self.nest, self.row.columns
         if nest.positions > 1:  # the rows of a part follow each other
             planes = self.arrays["sums"]
-            place = planes.flat([at.position, (at.start - at.row0) * columns])
+            row = 0 if nest.by_block else at.start - at.row0
+            place = planes.flat([at.position, row * columns])
             place = self.em.let_index(place, "c_row")
             return Array(planes.buffer, (self.row.rows, columns), planes.dtype, place)
         which = at.line * self.shape.blocks + at.block

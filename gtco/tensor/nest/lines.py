@@ -112,10 +112,17 @@ class _Lines:
             self.says(f"{done} {part} -> scratch, {row.kind.b.dtype}")
         if nest.order == "k":
             self.kblocks()
-        self.loop("position", nest.positions, 1, STEPS, "products of other A and B")
+        if not nest.by_block:
+            self.positions()
         self.loop("line", self.shape.task_lines, 1, STEPS, "lines of rows")
         high = f"{' or '.join(map(str, heights))} rows"
         self.loop("block", self.held, max(heights), STEPS, f"blocks of {high}")
+        if nest.by_block:
+            self.positions()
+
+    def positions(self) -> None:
+        """The loop over the products of a panel."""
+        self.loop("position", self.nest.positions, 1, STEPS, "products of other A and B")
 
     def product(self, after: Sequence[str]) -> None:
         """The micro-kernel, and what becomes of its sums."""

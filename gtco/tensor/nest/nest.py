@@ -74,7 +74,9 @@ class Nest:
       product for each position and panel, each of other A and B, and for every column of A it reads
       as many inputs as there are outputs. An element of C at all positions becomes these outputs;
     - ``taps``: with positions, so many numbers are stored for an element of B that is "widened", of
-      which B at all positions is made; 0 otherwise.
+      which B at all positions is made; 0 otherwise;
+    - ``by_block``: with positions, a block of rows takes all of them before the next block does, so
+      that the sums of one block are kept, and not those of all.
 
     Raises ValueError if such loops are not possible.
     """
@@ -92,6 +94,7 @@ class Nest:
     lines: tuple[int, int] = (1, 1)
     transform: tuple[int, int] = (1, 1)
     taps: int = 0
+    by_block: bool = False
 
     def __post_init__(self) -> None:
         if fault := self.fault():
@@ -241,7 +244,8 @@ class Nest:
             else:
                 yield Piece("panel", (steps, columns), kind.b.dtype)
         if self.positions > 1:
-            yield Piece("sums", (self.positions, odd_lines(rows * columns, sums)), sums)
+            kept = self.row.rows if self.by_block else rows
+            yield Piece("sums", (self.positions, odd_lines(kept * columns, sums)), sums)
             return
         panels = 1 if self.order == "k" else shape.task_panels
         tiles = self.held * panels if self.kblocks > 1 else 1

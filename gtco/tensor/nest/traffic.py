@@ -41,7 +41,7 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     room = spread(stride, item_a * kc)
     together = 1 if inner or positions > 1 else panels  # panels whose sums are kept
     a_block = item_a * (windows.copied if windows else room * positions * rows * kc)
-    c_block = item_c * positions * rows * together * columns
+    c_block = item_c * positions * (height if nest.by_block else rows) * together * columns
 
     # Rows whose lines share few sets of L1 evict each other, and the next iteration loads the part
     # that does not fit again.
@@ -54,8 +54,9 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     b_set = 2 * b_panel + room * a_tile + c_tile
     if positions > 1:  # B streams by: few blocks of rows use a panel before the next one
         a_set, b_set = a_block + c_block, b_panel + a_tile
-        if nest.taps:  # all positions of a panel lie in scratch
-            b_set = positions * b_panel + a_tile
+        if nest.taps:  # all positions of a panel lie in scratch, made of what is stored
+            made = (positions + nest.taps) * b_panel
+            a_set, b_set = a_set + made, a_block + c_block + made
     partial = Stream(2 * c_tile * kept, c_block + a_block + b_panel * together)  # stored, loaded
     micro = Layer(
         held, (Stream(a_tile * again, a_set), Stream(b_panel, b_set)), (partial,) if kept else ()

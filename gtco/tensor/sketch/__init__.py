@@ -27,6 +27,7 @@ from gtco.tensor.sketch.resize import cpu as resize
 from gtco.tensor.sketch.rows import cpu as rows
 from gtco.tensor.sketch.scan import cpu as scan
 from gtco.tensor.sketch.scatter import cpu as scatter
+from gtco.tensor.sketch.strassen import cpu as strassen
 from gtco.tensor.sketch.topk import cpu as topk
 from gtco.tensor.sketch.winograd import cpu as winograd
 from gtco.tensor.space import Sketch, Space
@@ -37,6 +38,7 @@ Failed = Callable[[str, Exception], None]
 
 RULES: tuple[Rule, ...] = (
     gemm.match,
+    strassen.match,
     convolution.match,
     winograd.match,
     dot.match,
