@@ -13,9 +13,10 @@ Optimal, 1969), one level, structure SSSRS: seven products of halves where a pla
               products[p, mr, nr] = rows[p, mr, k] x panel[p, k, nr]  # micro-kernel, in registers
             for pair, column: epilogue(sums of the products) -> output, in four places
 
-With ``sums=made`` B lies in the library as for ``gemm``, and its quarters are halves of two panels.
-With ``sums=stored`` its sums do, which take 7/4 of the room. Sums are mostly stores; they pay where a
-half of k and of n, and for those of B the pairs of a task, are some hundreds.
+With ``sums=made`` B lies in the library as for ``gemm``, and its quarters are halves of two
+panels. With ``sums=stored`` the library has its sums, which take 7/4 of the room. Sums are mostly
+stores; they pay where a half of k and of n, and for those of B the pairs of a task, are some
+hundreds.
 
 Accuracy was compared with float64 on uniform random data: the largest error is 0.8 to 1.6 times
 that of the plain product for k from 192 to 3072. It is relative to the largest of the two rows and
