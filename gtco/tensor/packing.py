@@ -68,12 +68,14 @@ def _sums_of_quarters(array: np.ndarray, factors: tuple[tuple[int, ...], ...]) -
     rows, columns = array.shape[-2:]
     halves = array.reshape(2, rows // 2, 2, columns // 2)
     quarters = [halves[i, :, j] for i in (0, 1) for j in (0, 1)]
-    return np.stack(
-        [
-            sum(q if factor > 0 else -q for q, factor in zip(quarters, row, strict=True) if factor)
-            for row in factors
-        ]
-    )
+    found = np.empty((len(factors), rows // 2, columns // 2), array.dtype)
+    for made, row in zip(found, factors, strict=True):
+        used = sorted(zip(row, quarters, strict=True), key=lambda pair: -pair[0])
+        made[...] = used[0][1]
+        for factor, quarter in used[1:]:
+            if factor:
+                (np.add if factor > 0 else np.subtract)(made, quarter, out=made)
+    return found
 
 
 def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:
