@@ -35,7 +35,7 @@ from ..harness.readings import append
 from ..harness.readings import load as readings_of
 from ..harness.steps import run, say
 from ..harness.suite import available_threads
-from ..search.readings import busy, line_of
+from ..search.readings import line_of
 from . import candidates, measuring, shapes
 
 FLOPS, BYTES = 8e9, 1.2e9  # of a product that is timed, at most
@@ -107,7 +107,7 @@ def timing(options: argparse.Namespace) -> int:
                 continue
             if time.monotonic() >= end:
                 break
-            read = measuring.read(one, target, busy, peer)
+            read = measuring.read(one, target, peer)
             if read.timed.failed:
                 say(f"{name} could not be timed: {read.timed.failed}")
                 continue

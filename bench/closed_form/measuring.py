@@ -8,7 +8,6 @@ product's first candidate, whose own readings stand at both ends of each round.
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from gtco.codegen.jobs import Job, Kernel
 from gtco.codegen.processes import python
 from gtco.codegen.workers import Workers
+from gtco.machine.load import Others
 from gtco.machine.target import Target
 from gtco.runtime.publish import temporary
 from gtco.runtime.writing.linking import write_artifact
@@ -136,17 +136,17 @@ class Read:
         return found
 
 
-def read(one: Built, target: Target, busy: Callable[[], float], peer: Worker | None = None) -> Read:
+def read(one: Built, target: Target, peer: Worker | None = None) -> Read:
     """Times the candidates of a product on all cores of ``target``, between two turns of the
     ``peer`` if there is one.
     """
     first = _turn(peer, _job(one, target.cores)) if peer else []
-    timed, others = timed_here(one.trial, target, busy)
+    timed, others = timed_here(one.trial, target)
     last = _turn(peer) if peer else []
     return Read(timed, (*first, *last), others)
 
 
-def timed_here(trial: Trial, target: Target, busy: Callable[[], float]) -> tuple[Timed, float]:
+def timed_here(trial: Trial, target: Target) -> tuple[Timed, float]:
     """As :class:`gtco.tuning.measure.Measurer` times a trial, without processes that build; and the
     share of the cores that other processes took while it was timed.
     """
@@ -154,9 +154,9 @@ def timed_here(trial: Trial, target: Target, busy: Callable[[], float]) -> tuple
     with temporary("trials") as folder:
         library = folder / "trials.so"
         write_artifact(made, library)
-        before, begin = busy(), time.monotonic()
+        busy = Others()
         found = LocalRunner().read([library], Budget(LEAST_ROUNDS, SECONDS))
-        others = (busy() - before) / (time.monotonic() - begin) / target.cores
+        others = busy.share()
     if found.failed:
         return Timed(trial, failed=found.failed), others
     columns = made.metadata["trials"][0][1:]  # the first one brought in the activations

@@ -13,7 +13,6 @@ that exists. A pick that the policy of today makes is added if it was not measur
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from gtco.cli.arguments import positive
 from gtco.cli.console import status
 from gtco.codegen.jobs import Job, Kernel
 from gtco.codegen.workers import Workers
+from gtco.machine.load import Others
 from gtco.machine.target import cpu_name, cpu_target
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.profile import machine_table, table_json
@@ -181,11 +181,11 @@ def _measured(
     for number in range(TRIES):
         if number:
             time.sleep(PAUSE)
-        before, begin = busy(), time.monotonic()
+        busy = Others()
         (timed,) = measurer.time([trial], seconds)
         if timed.failed:
             raise OptionError(f"{stage.label} could not be timed: {timed.failed}")
-        others = (busy() - before) / (time.monotonic() - begin) / (os.cpu_count() or 1)
+        others = busy.share()
         if others <= QUIET:
             return line_of(timed)
         if time.monotonic() >= end:
@@ -206,15 +206,6 @@ def line_of(timed: Timed) -> dict[str, object]:
             ratio = 1.0 if n == 0 else float(np.median(readings[:, n] / base))
             ratios.append([pick.config.to_json(), round(ratio, 4)])
     return {"standing": round(float(np.median(base)), 9), "ratios": ratios}
-
-
-def busy() -> float:
-    """Seconds of all cores that processes other than this one and its ended children took."""
-    first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    user, nice, system, _, _, irq, softirq, steal = map(float, first[1:9])
-    taken = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-    own = os.times()
-    return taken - (own.user + own.system + own.children_user + own.children_system)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,6 +25,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 MACHINE = TARGETS["x86-64-v3"]
 COLUMNS, DEPTH = 100, 64
 ROWS = (4, 8, 16)  # by its price each is best with a tile of another width
+LARGE = {"x": (1, 1024, 768), "w": (768, 3072), "y": (1, 1024, 3072)}
 
 
 def product(rows: int) -> Stage:
@@ -95,3 +96,17 @@ def test_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, close: float
         for rows in ROWS:
             given = rng.standard_normal((rows, DEPTH), dtype=np.float32)
             np.testing.assert_allclose(compiled(given), given @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layout_that_is_larger_than_the_weight() -> None:
+    """A library of one size multiplies by Strassen's algorithm. In one of several sizes the small
+    ones would bring the weight once more, so none does.
+    """
+    policy, found = AnalyticPolicy(TARGETS["znver4"]), layouts.Layouts()
+    types = {name: TensorType(size, "float32") for name, size in LARGE.items()}
+    stage = make_stage([Operator("matmul", ("x", "w"), "y", types["y"])], types, {"w"})
+    best = policy.choose(stage)
+    pick = found.choose(policy, {}, {"w": np.zeros(LARGE["w"], np.float32)}, stage)
+    assert best is not None and pick is not None
+    assert best.sketch.name == "strassen" and pick.sketch.name == "gemm"
+    assert best.seconds < pick.seconds <= layouts.GROWN * best.seconds

@@ -147,7 +147,7 @@ def test_reading_refuses_a_busy_machine(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "STAGES", {"small": readings.product(8, 16, 40)})
     monkeypatch.setattr(command, "BATCH_SECONDS", 0.0)
     monkeypatch.setattr(command, "TRIES", 1)
-    monkeypatch.setattr(command, "busy", iter(range(0, 10**9, 10**6)).__next__)
+    monkeypatch.setattr(command.Others, "share", lambda self: 0.9)
     with pytest.raises(OptionError, match="other processes took"):
         command.main(["--out", str(tmp_path / "r.gz"), "--per-stage", "2", "--threads", "2"])
     assert not load(tmp_path / "r.gz").seconds

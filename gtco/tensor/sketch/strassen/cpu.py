@@ -7,16 +7,14 @@ Optimal, 1969), one level, structure SSSRS: seven products of halves where a pla
       for held pairs of neighbouring rows:                          # what L2 holds
         for pair, k < K/2: rows[p, pair, k] = sum of A's quarters   # p: the seven products
         for panel of nr columns in the task's columns of a half:
-          panel[p, k, nr] = sum of B's quarters                     # or the library has it
           for block of mr (or mr - 1) of these pairs:
             for p:
-              products[p, mr, nr] = rows[p, mr, k] x panel[p, k, nr]  # micro-kernel, in registers
+              products[p, mr, nr] = rows[p, mr, k] x sums[p, k, nr]  # micro-kernel, in registers
             for pair, column: epilogue(sums of the products) -> output, in four places
 
-With ``sums=made`` B lies in the library as for ``gemm``, and its quarters are halves of two
-panels. With ``sums=stored`` the library has its sums, which take 7/4 of the room. Sums are mostly
-stores; they pay where a half of k and of n, and for those of B the pairs of a task, are some
-hundreds.
+The library has the sums of B's quarters, which take 7/4 of the room: made in each task, they would
+take what the eighth product gives (8 % of 576x768x3072, 2 cores of a Zen 4). A task makes those of
+A, which are mostly stores; they pay where a half of k and of n are some hundreds.
 
 Accuracy was compared with float64 on uniform random data: the largest error is 0.8 to 1.6 times
 that of the plain product for k from 192 to 3072. It is relative to the largest of the two rows and
@@ -50,7 +48,7 @@ from gtco.tensor.workload import Extra, Workload
 # product gives. Where m is less, a product waits for its weights, which are then 7/4 as large:
 # ViT-B/16 with its 197 rows was 1 % faster for 70 % more memory (2 cores of a Zen 4).
 LEAST = 256, 192, 256
-ADDS_A, ADDS_B, ADDS_C = 5, 5, 8  # vector additions for one vector of each quarter
+ADDS_A, ADDS_C = 5, 8  # vector additions for one vector of each quarter
 MOVE_COST = 3.0  # loading and storing a vector takes the time of so many vector instructions
 SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of L2, for the held pairs' sums
 
@@ -107,8 +105,6 @@ class Strassen(StrassenFacts):
             )
         if "mc" not in chosen:
             return Decision("mc", "block", self.held_options(chosen))
-        if "sums" not in chosen:
-            return Decision("sums", "operand", ("stored", "made"))
         if "prefetch" not in chosen:
             return Decision("prefetch", "overlap", ("next", "none"))
         return None
@@ -127,13 +123,11 @@ class Strassen(StrassenFacts):
         nest, lanes, shape = self.nest(config), self.target.lanes, self.nest(config).shape
         kernel, work = nest.level0
         vectors_a = shape.chunks_n * self.rows * ceil(self.depth / lanes)
-        vectors_b = nest.passes * shape.tasks * shape.task_panels * nest.row.vectors * self.depth
         vectors_c = self.rows * shape.panels * nest.row.vectors
         moved = MOVE_COST * PRODUCTS
         extra = (
             Extra("vector", vectors_a * QUARTERS, self.product.head_vectors),
             Extra("fma", vectors_a * (ADDS_A + moved)),
-            Extra("fma", vectors_b * (ADDS_B + moved) if self.makes(config) else 0),
             Extra("fma", vectors_c * (ADDS_C + moved)),
         )
         loops = layers(nest, self.target)
@@ -147,18 +141,16 @@ class Strassen(StrassenFacts):
 
     # the program ----------------------------------------------------------------------------------
     def layouts(self, config: Config) -> dict[str, Packing]:
-        """Of the constant input, by name: that of ``gemm``, or [panels, products, k / 2, nr]."""
+        """Of the constant input, by name: [panels, products, k / 2, nr]."""
         columns, depth = self.row(config).columns, self.depth
-        packing = self.view.packing(columns)
-        if not self.makes(config):
-            packing = Packing(
-                (PRODUCTS, depth, self.columns),
-                (0, 1, 2),
-                (0, 0, 0),
-                (PRODUCTS, depth, self.columns // columns, columns),
-                (2, 0, 1, 3),
-                quarters=OF_B,
-            )
+        packing = Packing(
+            (PRODUCTS, depth, self.columns),
+            (0, 1, 2),
+            (0, 0, 0),
+            (PRODUCTS, depth, self.columns // columns, columns),
+            (2, 0, 1, 3),
+            quarters=OF_B,
+        )
         return {self.view.op.inputs[1]: packing}
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:

@@ -97,10 +97,6 @@ class StrassenFacts:
         """Steps of k of a half."""
         return self.view.k // 2
 
-    def makes(self, config: Config) -> bool:
-        """True if a task makes the sums of B of a panel; else the library has them."""
-        return config["sums"] == "made"
-
     def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
         """The micro-kernel that was chosen."""
         return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
@@ -120,10 +116,9 @@ class StrassenFacts:
             int(config["mc"]),
             "panels",
             Placed("packed", operand),
-            Placed("widened" if self.makes(config) else "panels", operand),
+            Placed("panels", operand),
             self.stage.output.type.dtype,
             str(config["prefetch"]),
             transform=(PRODUCTS, QUARTERS),
-            taps=QUARTERS if self.makes(config) else 0,
             by_block=True,
         )

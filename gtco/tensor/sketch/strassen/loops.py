@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import ceil
 
 from tvm import tirx
 
@@ -15,10 +14,8 @@ from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.nest.emission import At, NestLoops
 from gtco.tensor.sketch.strassen.facts import (
     OF_A,
-    OF_B,
     OF_C,
     PRODUCTS,
-    QUARTERS,
     StrassenFacts,
     sums,
 )
@@ -72,55 +69,6 @@ class StrassenLoops(NestLoops):
         planes, lda = self.arrays["rows"], self.nest.lda
         place = planes.flat([at.position, (at.start - at.row0) * lda])
         return Operand(planes.buffer, self.em.let_index(place, "a_row"), lda)
-
-    # B --------------------------------------------------------------------------------------------
-    def feed_panel(self, at: At) -> None:
-        """panel[p, k, j] = the sums of B's quarters: halves of a panel, and of the one as far to
-        the right as half of all panels. The library may have them.
-        """
-        if not self.nest.taps:
-            return
-        em, into, columns = self.em, self.arrays["panel"], self.row.columns
-        stored = self.args.inputs[self.view.op.inputs[1]].buffer
-        left, right = self.stored(at.whole_panel), self.stored(at.whole_panel + self.shape.panels)
-        left, right = em.let_index(left, "left"), em.let_index(right, "right")
-        below = self.depth * columns
-        with em.loop(self.depth, "k") as k:
-            for j in range(0, columns, em.lanes):
-                here = em.let_index(k * columns + j, "at")
-                quarters = [
-                    em.let(stored[em.ramp(side + (half + here), em.lanes)], "b")
-                    for half in (0, below)
-                    for side in (left, right)
-                ]
-                for p, value in enumerate(sums(OF_B, quarters)):
-                    em.store_vector(into, [p, here], value)
-
-    def stored(self, panel: Expr) -> Expr:
-        """The place where a panel begins in the constant B."""
-        return panel * (QUARTERS // 2 * self.depth * self.row.columns)
-
-    def panel_of_b(self, at: At) -> Operand:
-        """The sums of a product."""
-        if not self.nest.taps:
-            return super().panel_of_b(at)
-        panel = self.arrays["panel"]
-        base = self.em.let_index(panel.flat([at.position, 0]), "b_panel")
-        return Operand(panel.buffer, base, self.row.columns)
-
-    def _next_of_b(self, at: At, depth: Expr, k: Expr) -> None:
-        """Prefetches a share of the two panels that are added next: of the left one during the
-        first products, of the right one during as many others.
-        """
-        if not self.nest.taps:
-            super()._next_of_b(at, depth, k)
-            return
-        em, nest, some = self.em, self.nest, PRODUCTS // 2
-        share = ceil(2 * self.row.columns / (some * nest.held))
-        right = em.index(at.position // some)  # the seventh reads on behind the right one
-        begin = self.stored(at.whole_panel + 1 + right * self.shape.panels)
-        number = (at.position - right * some) * nest.held + at.block
-        self._prefetch_b(begin + (number * depth + k) * share, share)
 
     # C --------------------------------------------------------------------------------------------
     def _block(self, at: At) -> None:
