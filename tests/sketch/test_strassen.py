@@ -7,12 +7,14 @@ Tolerance: 2e-6 x sqrt(k) of the largest magnitude, as for the plain product.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
-from gtco.machine.target import TARGETS, Target, detect
+from bench.harness.readings import load
+from gtco.machine.target import TARGETS, detect
 from gtco.search.analytic import AnalyticPolicy
 from gtco.tensor.sketch import space_of
 from gtco.tensor.sketch.gemm import cpu as gemm
@@ -24,6 +26,7 @@ from tests.kernels import build_each, fresh_seed, reference, runnable, targets
 from tests.sketch.test_contractions import check, op
 
 T = TensorType
+READINGS = sorted((Path(__file__).parents[2] / "bench" / "readings").glob("*.jsonl.gz"))
 
 
 @pytest.fixture(autouse=True)
@@ -170,16 +173,18 @@ def test_samples_do_not_depend_on_each_other(tokens: int) -> None:
             assert got[sample].tobytes() == wanted[sample].tobytes()
 
 
-@pytest.mark.parametrize("name", ["znver4", "icelake-server"])
-def test_large_products_are_picked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A ViT's first MLP product on 1024 tokens, and not on 64."""
+@pytest.mark.parametrize("file", READINGS, ids=lambda file: file.name.partition(".")[0])
+def test_large_products_are_picked(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """By the tables of the machines that were met: the first MLP product of DINOv2-S at 518x518,
+    and not that of 64 tokens.
+    """
     monkeypatch.undo()
-    machine: Target = replace(TARGETS[name], cores=2)
-    policy = AnalyticPolicy(machine)
-    large, small = (product((1, m), 768, 3072, dressed=False) for m in (1024, 64))
+    table = load(file).table
+    policy = AnalyticPolicy(replace(table.target, cores=2), table)
+    large, small = (product((1, m), 384, 1536, dressed=False) for m in (1370, 64))
     pick = policy.choose(large)
     assert pick is not None and pick.sketch.name == "strassen"
-    assert "strassen" not in {s.name for s in space_of(small, machine).sketches}
+    assert "strassen" not in {s.name for s in space_of(small, policy.target).sketches}
 
 
 def test_a_task_reads_and_writes_within_its_arrays() -> None:

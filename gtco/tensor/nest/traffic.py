@@ -54,9 +54,10 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     b_set = 2 * b_panel + room * a_tile + c_tile
     if positions > 1:  # B streams by: few blocks of rows use a panel before the next one
         a_set, b_set = a_block + c_block, b_panel + a_tile
-        if nest.taps:  # all positions of a panel lie in scratch, made of what is stored
-            made = (positions + nest.taps) * b_panel
-            a_set, b_set = a_set + made, a_block + c_block + made
+        if nest.taps:  # all positions of a panel lie in scratch
+            b_set = positions * b_panel + a_tile
+        if nest.by_block:  # the next block of rows reads all positions of the panel again
+            a_set, b_set = a_set + positions * b_panel, positions * (b_panel + a_tile) + c_block
     partial = Stream(2 * c_tile * kept, c_block + a_block + b_panel * together)  # stored, loaded
     micro = Layer(
         held, (Stream(a_tile * again, a_set), Stream(b_panel, b_set)), (partial,) if kept else ()

@@ -120,8 +120,8 @@ class Strassen(StrassenFacts):
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
-        nest, lanes, shape = self.nest(config), self.target.lanes, self.nest(config).shape
-        kernel, work = nest.level0
+        nest, lanes = self.nest(config), self.target.lanes
+        (kernel, work), shape = nest.level0, nest.shape
         vectors_a = shape.chunks_n * self.rows * ceil(self.depth / lanes)
         vectors_c = self.rows * shape.panels * nest.row.vectors
         moved = MOVE_COST * PRODUCTS
@@ -137,7 +137,7 @@ class Strassen(StrassenFacts):
     def signature(self) -> tuple[object, ...]:
         """All values that the space and the price without prologue and epilogue depend on."""
         v = self.view
-        return (self.name, self.stage.output.type.dtype, v.m, v.n, v.k)
+        return (self.name, self.stage.output.type.dtype, v.m, v.n, v.k, self.rows)
 
     # the program ----------------------------------------------------------------------------------
     def layouts(self, config: Config) -> dict[str, Packing]:

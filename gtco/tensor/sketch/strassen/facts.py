@@ -19,8 +19,6 @@ from gtco.tensor.space import Config, Option
 from gtco.tensor.stage import Stage
 
 PRODUCTS, QUARTERS = 7, 4
-
-
 # The factors of the quarters (11, 12, 21, 22) of A and of B in the seven products, and those of
 # the products in the quarters of C (Strassen 1969, I to VII).
 OF_A = (

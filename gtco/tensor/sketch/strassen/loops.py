@@ -12,13 +12,7 @@ from tvm import tirx
 from gtco.tensor.emit.emitter import Expr
 from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.nest.emission import At, NestLoops
-from gtco.tensor.sketch.strassen.facts import (
-    OF_A,
-    OF_C,
-    PRODUCTS,
-    StrassenFacts,
-    sums,
-)
+from gtco.tensor.sketch.strassen.facts import OF_A, OF_C, PRODUCTS, StrassenFacts, sums
 from gtco.tensor.space import Config
 
 
