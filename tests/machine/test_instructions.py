@@ -74,6 +74,10 @@ def every_stage() -> list[Stage]:
             ("cast", "r", "y", T((29, 72), "uint8"), {}),
         ),
         single("matmul", x, T((40, 1)), out=T((6, 1))),
+        chain(
+            {"x": T((1, 257, 256)), "w": T((256, 192))},
+            ("matmul", "x w", "y", T((1, 257, 192)), {}),
+        ),
         single(
             "conv2d",
             image,
