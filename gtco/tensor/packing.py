@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -70,12 +71,19 @@ def _sums_of_quarters(array: np.ndarray, factors: tuple[tuple[int, ...], ...]) -
     quarters = [halves[i, :, j] for i in (0, 1) for j in (0, 1)]
     found = np.empty((len(factors), rows // 2, columns // 2), array.dtype)
     for made, row in zip(found, factors, strict=True):
-        used = sorted(zip(row, quarters, strict=True), key=lambda pair: -pair[0])
-        made[...] = used[0][1]
-        for factor, quarter in used[1:]:
-            if factor:
-                (np.add if factor > 0 else np.subtract)(made, quarter, out=made)
+        made[...] = signed_sum(row, quarters)
     return found
+
+
+def signed_sum(factors: Sequence[int], terms: Sequence[Any]) -> Any:
+    """The sum of the terms, which are added, subtracted or left out by factors of 1, -1 and 0. It
+    begins with one that is added.
+    """
+    used = [(f, x) for f, x in zip(factors, terms, strict=True) if f]
+    (_, total), *rest = sorted(used, key=lambda pair: -pair[0])
+    for factor, x in rest:
+        total = total + x if factor > 0 else total - x
+    return total
 
 
 def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:

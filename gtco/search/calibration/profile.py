@@ -111,8 +111,8 @@ def cached(target: Target) -> RateTable | None:
 
 
 def cached_rates(target: Target) -> MachineRates | None:
-    """What is cached of this machine. None if there is nothing, or if it is damaged, was measured
-    under other circumstances, or holds impossible values.
+    """The cached measurements of this machine. None if there are none, or if the file is damaged,
+    was measured under other circumstances, or holds impossible values.
     """
     try:
         data = json.loads(_path(target).read_text())

@@ -113,8 +113,10 @@ class NestLoops:
         """Brings a panel of B to where the row reads it."""
 
     def rows_of_a(self, at: At) -> Operand:
-        """A's rows of the block."""
-        raise NotImplementedError
+        """A's rows of the block: here those of a position, of which each has a plane in scratch."""
+        planes, lda = self.arrays["rows"], self.nest.lda
+        place = planes.flat([at.position, (at.start - at.row0) * lda])
+        return Operand(planes.buffer, self.em.let_index(place, "a_row"), lda)
 
     def panel_of_b(self, at: At) -> Operand:
         """B's block of k of the panel: here a constant in panels."""

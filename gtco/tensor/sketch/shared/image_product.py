@@ -6,25 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gtco.machine.target import Target
 from gtco.tensor.analysis.contraction import ConvView
-from gtco.tensor.sketch.gemm.cpu import Gemm
-from gtco.tensor.stage import Stage
+from gtco.tensor.sketch.shared.of_gemm import OfGemm
 
 
 @dataclass(frozen=True)
-class ImageProduct:
-    """``product`` is the same stage as the ``gemm`` sketch sees it."""
-
-    product: Gemm
-
-    @property
-    def stage(self) -> Stage:
-        return self.product.stage
-
-    @property
-    def target(self) -> Target:
-        return self.product.target
+class ImageProduct(OfGemm):
+    """``product`` is a convolution."""
 
     @property
     def view(self) -> ConvView:

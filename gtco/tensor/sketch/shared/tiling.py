@@ -36,6 +36,14 @@ def tile_decision(tiles: Sequence[MicroKernel], columns: int = 0, rows: int = 0)
     return Decision("tile", "micro-kernel", names, tuple(kernels))
 
 
+def held_options(capacity: int, shares: Sequence[float], block: int, most: int) -> tuple[int, ...]:
+    """Numbers of row blocks, of ``block`` bytes each, that take these shares of a cache; at most
+    ``most``.
+    """
+    fitting = (max(1, int(share * capacity / block)) for share in shares)
+    return tuple(sorted({min(n, most) for n in fitting}))
+
+
 def chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
     """Numbers of chunks: one, and multiples of the core count. The largest chunk is rounded up, so
     only few numbers differ.

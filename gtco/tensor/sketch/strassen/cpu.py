@@ -37,7 +37,12 @@ from gtco.tensor.nest.traffic import layers
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.shared.program import program
-from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision, tile_options
+from gtco.tensor.sketch.shared.tiling import (
+    chunk_options,
+    held_options,
+    tile_decision,
+    tile_options,
+)
 from gtco.tensor.sketch.strassen.facts import OF_B, PRODUCTS, QUARTERS, StrassenFacts
 from gtco.tensor.sketch.strassen.loops import StrassenLoops
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
@@ -115,8 +120,7 @@ class Strassen(StrassenFacts):
         shape = self.shape(tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
         block = tile.kind.a.nbytes * PRODUCTS * self.depth * shape.heights[0]
         capacity = self.target.level("L2").capacity
-        fitting = (max(1, int(share * capacity / block)) for share in SHARES)
-        return tuple(sorted({min(n, shape.task_blocks) for n in fitting}))
+        return held_options(capacity, SHARES, block, shape.task_blocks)
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:

@@ -4,65 +4,50 @@ config cuts them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from gtco.machine.target import Target
 from gtco.tensor.analysis.contraction import MatmulView
-from gtco.tensor.emit.emitter import Expr
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.nest.nest import Nest, Placed
 from gtco.tensor.nest.shape import TaskShape, cut
-from gtco.tensor.sketch.gemm.cpu import Gemm
-from gtco.tensor.space import Config, Option
-from gtco.tensor.stage import Stage
+from gtco.tensor.sketch.shared.of_gemm import OfGemm
+from gtco.tensor.space import Config
 
 PRODUCTS, QUARTERS = 7, 4
 # The factors of the quarters (11, 12, 21, 22) of A and of B in the seven products, and those of
 # the products in the quarters of C (Strassen 1969, I to VII).
 OF_A = (
-    *((1, 0, 0, 1), (0, 0, 1, 1), (1, 0, 0, 0), (0, 0, 0, 1)),
-    *((1, 1, 0, 0), (-1, 0, 1, 0), (0, 1, 0, -1)),
+    (1, 0, 0, 1),
+    (0, 0, 1, 1),
+    (1, 0, 0, 0),
+    (0, 0, 0, 1),
+    (1, 1, 0, 0),
+    (-1, 0, 1, 0),
+    (0, 1, 0, -1),
 )
 OF_B = (
-    *((1, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, -1), (-1, 0, 1, 0)),
-    *((0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1)),
+    (1, 0, 0, 1),
+    (1, 0, 0, 0),
+    (0, 1, 0, -1),
+    (-1, 0, 1, 0),
+    (0, 0, 0, 1),
+    (1, 1, 0, 0),
+    (0, 0, 1, 1),
 )
 OF_C = (
-    *((1, 0, 0, 1, -1, 0, 1), (0, 0, 1, 0, 1, 0, 0)),
-    *((0, 1, 0, 1, 0, 0, 0), (1, -1, 1, 0, 0, 1, 0)),
+    (1, 0, 0, 1, -1, 0, 1),
+    (0, 0, 1, 0, 1, 0, 0),
+    (0, 1, 0, 1, 0, 0, 0),
+    (1, -1, 1, 0, 0, 1, 0),
 )
-
-
-def sums(factors: Sequence[Sequence[int]], terms: Sequence[Expr]) -> list[Expr]:
-    """For each row of factors, the sum of the terms; the first of a sum is one that is added."""
-    found = []
-    for row in factors:
-        used = [(f, x) for f, x in zip(row, terms, strict=True) if f]
-        (_, total), *rest = sorted(used, key=lambda pair: -pair[0])
-        for factor, x in rest:
-            total = total + x if factor > 0 else total - x
-        found.append(total)
-    return found
 
 
 @dataclass(frozen=True)
-class StrassenFacts:
-    """``product`` is the same stage as the ``gemm`` sketch sees it. A row of the seven products is
-    a pair of neighbouring rows of one sample, which is an index of the first axis of A. So no
-    sample depends on another one, not even by its NaNs and roundings.
+class StrassenFacts(OfGemm):
+    """A row of the seven products is a pair of neighbouring rows of one sample. The first axis of A
+    is that of samples. So no sample depends on another one, not even by its NaNs and roundings.
     """
-
-    product: Gemm
-
-    @property
-    def stage(self) -> Stage:
-        return self.product.stage
-
-    @property
-    def target(self) -> Target:
-        return self.product.target
 
     @property
     def view(self) -> MatmulView:
@@ -94,10 +79,6 @@ class StrassenFacts:
     def depth(self) -> int:
         """Steps of k of a half."""
         return self.view.k // 2
-
-    def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
-        """The micro-kernel that was chosen."""
-        return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
 
     def shape(self, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
         """The cut of one of the seven products."""

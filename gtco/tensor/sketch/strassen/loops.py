@@ -10,9 +10,9 @@ from functools import partial
 from tvm import tirx
 
 from gtco.tensor.emit.emitter import Expr
-from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.nest.emission import At, NestLoops
-from gtco.tensor.sketch.strassen.facts import OF_A, OF_C, PRODUCTS, StrassenFacts, sums
+from gtco.tensor.packing import signed_sum
+from gtco.tensor.sketch.strassen.facts import OF_A, OF_C, PRODUCTS, StrassenFacts
 from gtco.tensor.space import Config
 
 
@@ -55,14 +55,9 @@ class StrassenLoops(NestLoops):
                     for m in (upper, lower)
                     for half in (0, depth)
                 ]
-                for p, value in enumerate(sums(OF_A, quarters)):
+                for p, factors in enumerate(OF_A):
+                    value = signed_sum(factors, quarters)
                     em.store(planes, [p, t * self.nest.lda + k], value)
-
-    def rows_of_a(self, at: At) -> Operand:
-        """The block's pairs of a product."""
-        planes, lda = self.arrays["rows"], self.nest.lda
-        place = planes.flat([at.position, (at.start - at.row0) * lda])
-        return Operand(planes.buffer, self.em.let_index(place, "a_row"), lda)
 
     # C --------------------------------------------------------------------------------------------
     def _block(self, at: At) -> None:
@@ -102,7 +97,8 @@ class StrassenLoops(NestLoops):
         with em.loop(self.row.vectors, "v") as v, em.vector(lanes) as lane:
             place = em.let_index(t * width + v * lanes, "at")
             m = [em.let(em.load(products, [p, place + lane]), "p") for p in range(PRODUCTS)]
-            for quarter, value in enumerate(sums(OF_C[: 2 * len(rows)], m)):
+            for quarter, factors in enumerate(OF_C[: 2 * len(rows)]):
                 row, aside = rows[quarter // 2], quarter % 2 * self.sketch.columns
                 n = at.whole_panel * width + (aside + v * lanes) + lane
+                value = signed_sum(factors, m)
                 self.reader.finish(self.tail, index(row, n), value, self.args.output)

@@ -48,7 +48,7 @@ from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.shared.pack import RUN_COST
 from gtco.tensor.sketch.shared.program import program
-from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision
+from gtco.tensor.sketch.shared.tiling import chunk_options, held_options, tile_decision
 from gtco.tensor.sketch.winograd.facts import WinogradFacts
 from gtco.tensor.sketch.winograd.loops import WinogradLoops
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
@@ -134,8 +134,7 @@ class Winograd(WinogradFacts):
         capacity = self.target.level("L2").capacity
         row = tile.kind.a.nbytes * TRANSFORMS[size].positions * self.view.channels
         block = row * shape.heights[0]
-        fitting = (max(1, int(share * capacity / block)) for share in SHARES)
-        return tuple(sorted({min(n, shape.task_blocks) for n in fitting}))
+        return held_options(capacity, SHARES, block, shape.task_blocks)
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:

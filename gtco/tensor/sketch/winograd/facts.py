@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -13,7 +12,7 @@ from gtco.tensor.nest.nest import Nest, Placed
 from gtco.tensor.nest.shape import TaskShape, task_shape
 from gtco.tensor.sketch.gemm.cpu import Gemm
 from gtco.tensor.sketch.shared.image_product import ImageProduct
-from gtco.tensor.space import Config, Option
+from gtco.tensor.space import Config
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,6 @@ class WinogradFacts(ImageProduct):
         """The product of one position."""
         view = replace(self.view, m=self.tiles(size), k=self.view.channels, batch=1)
         return replace(self.product, view=view)
-
-    def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
-        """The micro-kernel that was chosen."""
-        return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
 
     def shape(self, size: int, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
         """The cut of the tiles (as rows) and of the columns."""

@@ -83,12 +83,6 @@ class WinogradLoops(NestLoops):
         if self.nest.b.how != "widened":
             super()._next_of_b(at, depth, k)
 
-    def rows_of_a(self, at: At) -> Operand:
-        """The block's tiles at a position."""
-        planes, lda = self.arrays["rows"], self.nest.lda
-        place = planes.flat([at.position, (at.start - at.row0) * lda])
-        return Operand(planes.buffer, self.em.let_index(place, "a_row"), lda)
-
     def finish_panel(self, at: At) -> None:
         """Transforms the products of all positions back."""
         with self.em.loop(self.height_of(at), "t") as t:
