@@ -143,6 +143,7 @@ def test_everything_that_decides_is_in_the_key(tmp_path, monkeypatch):
         {"shapes": None, "dims": {"b": [2, 3]}},
         {"precision": "bf16"},
         {"threads": 1},
+        {"fast_algorithms": False},
         {"simplify": False},
         {"strict": True},
         {"target": "x86-64-v3"},
@@ -164,6 +165,14 @@ def test_everything_that_decides_is_in_the_key(tmp_path, monkeypatch):
             others.append(key(model, shapes={"b": 2}))
     assert len({base, *others}) == 1 + len(others)
     assert key(model, shapes={"b": 2}) == base
+
+
+def test_every_file_of_gtco_is_in_the_key():
+    found = {str(path.relative_to(cache_key.OWN)) for path in cache_key.own_files()}
+    some = {"__init__.py", "driver/cache/key.py", "tensor/stage.py", "runtime/csrc/api.c"}
+    assert some <= found and not any("__pycache__" in name for name in found)
+    folders = {path.name for path in cache_key.OWN.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders <= {name.split("/")[0] for name in found}
 
 
 def test_models_that_are_tuned_together_are_kept_together():

@@ -35,11 +35,11 @@ FORMAT = 1  # of the entries; raise it when their contents change
 # is checked afterwards. The contents of a file of records count, not its name.
 # Which machines measured is in the target.
 NO_MATTER = ("workers", "dump", "verify", "verify_layers", "cache", "records", "farm", "farm_kind")
+OWN = Path(__file__).resolve().parents[2]  # the folder of gtco
 PACKAGES = (
     "apache-tvm apache-tvm-ffi numpy ml_dtypes onnx onnxsim networkx torch onnxscript onnx-ir "
     "xgboost-cpu nvidia-cuda-nvrtc"
 ).split()
-SUFFIXES = (".py", ".c", ".h", ".def", ".cuh", ".jsonl", ".npz")
 
 
 def library_key(
@@ -93,13 +93,17 @@ def _plain(value: Any) -> Any:
 @cache
 def own_digest() -> str:
     """Of gtco's own files, which say more than its version while it is developed."""
-    folder = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in SUFFIXES and path.is_file():
-            digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
-            digest.update(path.read_bytes())
+    for path in own_files():
+        digest.update(f"{path.relative_to(OWN)} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def own_files() -> list[Path]:
+    """The files of gtco, without what Python makes of them."""
+    found = (path for path in OWN.rglob("*") if "__pycache__" not in path.parts)
+    return sorted(path for path in found if path.is_file())
 
 
 @cache
