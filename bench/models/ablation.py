@@ -106,6 +106,15 @@ class NoWinograd(Compilation):
         return policy
 
 
+class NoStrassen(Compilation):
+    """Large products by their definition."""
+
+    def predicting(self, machine: Machine) -> Policy:
+        policy = _copied(_Without, super().predicting(machine))
+        policy.names = ("strassen",)
+        return policy
+
+
 class NoWindows(Compilation):
     """Computes convolutions as matrix products of their windows (im2col), if possible."""
 
@@ -133,6 +142,7 @@ VARIANTS: dict[str, tuple[str, type[Compilation]]] = {
     "greedy": ("DPOF: greedy rules", Greedy),
     "parts": ("fused attention", InParts),
     "winograd": ("Winograd", NoWinograd),
+    "strassen": ("Strassen", NoStrassen),
     "windows": ("Winograd, direct convolution", NoWindows),
     "registers": ("choice of micro-kernels", OneMicroKernel),
 }

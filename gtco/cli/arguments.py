@@ -255,6 +255,13 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="for CPUs: threads at run time (default 0: every core that the process may use)",
     )
+    parser.add_argument(
+        "--no-fast-algorithms",
+        dest="fast_algorithms",
+        action="store_false",
+        help="for CPUs: leave out the kernels that multiply less than the definition does "
+        "(Winograd's, Strassen's): less memory for weights, and a plain sum's rounding",
+    )
     add_shape(parser)
     parser.add_argument(
         "--dim",
@@ -266,7 +273,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="sizes of a symbolic dimension, named as in --shape: a range (batch=1..64, "
         "width=32..320:32 with a step, batch=1..64@1,8 with the sizes that matter most), or a list "
         "(batch=1,4,16). A run takes the sizes that its inputs have. Batches of a range run as "
-        "sums of a few; of a range of another dimension, as of a list, each size is compiled, 16 "
+        "sums of a few; of a range of another dimension, as of a list, each size is compiled, 4096 "
         "at most. May be repeated, for every combination. --dim alone, with compile, lists the "
         "dimensions of the model",
     )
@@ -392,7 +399,7 @@ def compile_options_given(options: argparse.Namespace) -> list[str]:
     add_compile_options(defaults)
     add_tuning(defaults)
     return [
-        f"--no-{name}" if default is True else f"--{name.replace('_', '-')}"
+        f"--{'no-' if default is True else ''}{name.replace('_', '-')}"
         for name, default in vars(defaults.parse_args([])).items()
         if name not in ("threads", "dim") and getattr(options, name) != default
     ]
@@ -401,8 +408,8 @@ def compile_options_given(options: argparse.Namespace) -> list[str]:
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     """The values of the options of :func:`add_compile_options`, as fields of ``CompileOptions``."""
     names: list[str] = (
-        "target precision launches ptx policy threads simplify simplify_timeout workers "
-        "strict tune records"
+        "target precision launches ptx policy threads fast_algorithms simplify simplify_timeout "
+        "workers strict tune records"
     ).split()
     if None in options.dim:
         raise OptionError(

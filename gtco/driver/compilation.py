@@ -290,7 +290,7 @@ class Compilation:
         from gtco.driver.policies import policy_of
 
         rates = self.rates(machine)  # of the whole machine, whatever the number of threads
-        policy, notes = policy_of(self.options.policy, machine, self.threads(machine), rates)
+        policy, notes = policy_of(self.options, machine, self.threads(machine), rates)
         self.report.notes += notes
         return policy
 

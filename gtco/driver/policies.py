@@ -15,26 +15,28 @@ from gtco.search.gpu.policy import GpuPolicy
 from gtco.search.policy import Policy
 from gtco.search.recorded import RecordedPolicy, measured_elsewhere
 from gtco.search.records.records import Record, Records
+from gtco.support.options import CompileOptions
 
 
 def policy_of(
-    name: str, machine: Machine, threads: int, rates: RateTable | None
+    options: CompileOptions, machine: Machine, threads: int, rates: RateTable | None
 ) -> tuple[Policy, list[str]]:
-    """The policy, and notes for the report. On a CPU its target has as many cores as the model has
-    ``threads``, since the space and the price of a stage depend on that one number. ``rates`` are
-    those of the whole machine, if it was measured.
+    """The policy that the options ask for, and notes for the report. On a CPU its target has as
+    many cores as the model has ``threads``, since the space and the price of a stage depend on that
+    one number. ``rates`` are those of the whole machine, if it was measured.
     """
     policy: Policy
     if isinstance(machine, GpuTarget):
         policy = GpuPolicy(machine)
     else:
         known = rates.target if rates else machine
-        policy = AnalyticPolicy(replace(known, cores=threads), rates)
-    if name == "language-model":
+        asked = replace(known, cores=threads, fast_algorithms=options.fast_algorithms)
+        policy = AnalyticPolicy(asked, rates)
+    if options.policy == "language-model":
         from gtco.search.language.policy import LanguagePolicy
 
         return cast("Policy", LanguagePolicy(policy, rates)), []
-    if name == "closed-form":
+    if options.policy == "closed-form":
         from gtco.search.closed_form.policy import ClosedFormPolicy
 
         closed = ClosedFormPolicy(policy)

@@ -42,6 +42,8 @@ class Target:
     - ``isa``: the instruction set that the features extend
     - ``cpu``: what tells its CPU from others (:func:`gtco.machine.target.cpu_identity`), if it is
       not this machine's
+    - ``fast_algorithms``: False leaves out the kernels that multiply less than the definition does,
+      by sums of operands (Winograd's and Strassen's)
     """
 
     name: str
@@ -56,6 +58,7 @@ class Target:
     emulated: tuple[str, ...] = ()
     isa: Isa = field(default=X86_64, repr=False)
     cpu: tuple[tuple[str, str], ...] = ()
+    fast_algorithms: bool = True
 
     kind = "cpu"
 
@@ -100,6 +103,7 @@ class Target:
             # x86-64 is not said: so it was before there was another
             **({"isa": self.isa.name} if self.isa is not X86_64 else {}),
             **({"cpu": dict(self.cpu)} if self.cpu else {}),
+            **({} if self.fast_algorithms else {"fast_algorithms": False}),
         }
 
     @staticmethod

@@ -191,6 +191,9 @@ class CompileOptions:
     - ``ptx``: for GPUs, add the kernels' PTX for one of the architectures to the machine code; a
       newer GPU's driver compiles it when it opens the library
     - ``threads``: of the compiled model, 0 for all allowed cores; only for CPUs
+    - ``fast_algorithms``: allow kernels that multiply less than the definition does, Winograd's for
+      3x3 convolutions and Strassen's for large products. Without them weights take less memory, and
+      results round as a plain sum of products does. Kernels for GPUs have none
     - ``shapes``: sizes of symbolic dimensions by name (``batch``, or by input and axis ``x.0``), or
       an input's whole shape
     - ``dims``: lists of sizes of symbolic dimensions, by the same names, such as
@@ -234,6 +237,7 @@ class CompileOptions:
     launches: str = "graph"
     ptx: bool = True
     threads: int = 0
+    fast_algorithms: bool = True
     shapes: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
     dims: Mapping[str, int | str | Sequence[int] | Range] = field(default_factory=dict)
     simplify: bool = True
@@ -320,6 +324,7 @@ class CompileKeywords(TypedDict, total=False):
     launches: Literal["graph", "persistent", "auto"] | str | None
     ptx: bool | None
     threads: int | None
+    fast_algorithms: bool | None
     shapes: Mapping[str, int | Sequence[int]] | None
     dims: Mapping[str, int | str | Sequence[int] | Range] | None
     simplify: bool | None

@@ -19,7 +19,8 @@ def test_compile_hands_on_every_option(compiler, capsys):
     argv = (
         "compile m.onnx -o out/v.so --target znver4 --precision bf16 --threads 3 --verify "
         "--verify-layers --dump d --shape batch=2 --shape h=224 --dim w=8,9 --no-simplify "
-        "--simplify-timeout 9 --workers 2 --strict --no-cache --policy language-model"
+        "--simplify-timeout 9 --workers 2 --strict --no-cache --policy language-model "
+        "--no-fast-algorithms"
     ).split()
     assert cli.main(argv) == 0
     model, output, options = compiler.calls[0]
@@ -31,6 +32,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
         "launches": "graph",
         "ptx": True,
         "threads": 3,
+        "fast_algorithms": False,
         "verify": True,
         "verify_layers": True,
         "dump": Path("d"),
@@ -62,6 +64,7 @@ def test_compile_defaults(compiler):
         "launches": "graph",
         "ptx": True,
         "threads": 0,
+        "fast_algorithms": True,
         "verify": False,
         "verify_layers": False,
         "dump": None,

@@ -135,8 +135,8 @@ class Record:
 
 
 def circumstances(machine: Machine) -> str:
-    """What a reading depends on besides the stage, as JSON: the CPU, the instruction sets that code
-    may use, the number of threads, and the versions.
+    """What a reading depends on besides the stage, as JSON: the CPU, the instruction sets and
+    algorithms that code may use, the number of threads, and the versions.
     """
     target = cpu_target(machine)
     known = {
@@ -146,6 +146,7 @@ def circumstances(machine: Machine) -> str:
         "threads": target.cores,
         "gtco": __version__,
         "tvm": version("apache-tvm"),
+        **({} if target.fast_algorithms else {"fast_algorithms": False}),
     }
     return json.dumps(known, sort_keys=True)
 

@@ -63,7 +63,7 @@ def match(stage: Stage, target: Target) -> Strassen | None:
     takes and reads and stores row by row; else None. Rows of a matrix may be samples, which are not
     to be added; of more axes the first one is that of samples.
     """
-    product = gemm.match(stage, target)
+    product = gemm.match(stage, target) if target.fast_algorithms else None
     if product is None or type(product.view) is not MatmulView or not product.view.folded:
         return None
     view = product.view

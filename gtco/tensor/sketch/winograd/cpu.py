@@ -64,7 +64,7 @@ def match(stage: Stage, target: Target) -> Winograd | None:
     ``gemm`` takes; else None.
     """
     op = anchor(stage, "conv2d")
-    if op is None or op.inputs[1] not in stage.constants:
+    if op is None or op.inputs[1] not in stage.constants or not target.fast_algorithms:
         return None
     if not applicable(op, stage.types[op.inputs[1]].shape):
         return None
