@@ -16,7 +16,7 @@ from gtco.driver.compiled import CompileReport, notes_of_all, of_all
 from gtco.driver.linking.finishing import finish, identifier, memory, tell, verify, verify_layers
 from gtco.driver.phases import Built, Fused, Lowered
 from gtco.driver.sizes import batches, parts
-from gtco.driver.sizes.many import FEW, Many
+from gtco.driver.sizes.many import FEW, Many, scale_of
 from gtco.driver.sizes.proofs import Proofs
 from gtco.driver.sizes.shared import Shared
 from gtco.driver.sizes.variants import Part, Ranged, assemble_variants
@@ -143,12 +143,13 @@ class Library:
             many = Many(self.sizes, runs, symbol, kept_of, sure, self._progress, machine)
             self._keep(many.cut(lowered, records, shipped, workers))
             return many.generate(self.compilations, workers)
+        order = sorted(range(len(self.sizes)), key=lambda number: scale_of(self.sizes[number]))
         if self.range is None:
-            built = [
-                self._prepared(number, lowered, machine, records, workers, shipped)
-                for number in range(len(self.sizes))
-            ]
-            return dict(zip(self.compilations, built, strict=True))
+            built = {
+                number: self._prepared(number, lowered, machine, records, workers, shipped)
+                for number in order
+            }
+            return {run: built[number] for number, run in enumerate(self.compilations)}
         fused: dict[Compilation, Fused] = {}
         kept: list[int] = []
         for _, own in apart(self.sizes, self.symbol):
@@ -157,8 +158,10 @@ class Library:
                 fused[run] = run.cut(simple, machine, records, shipped)
                 del simple
             kept += self._kept(own, fused)
+        by_size = [self.compilations[number] for number in order if number in kept]
         self._keep(kept)
-        return {run: run.build(fused.pop(run), workers) for run in self.compilations}
+        found = {run: run.build(fused.pop(run), workers) for run in by_size}
+        return {run: found[run] for run in self.compilations}
 
     def _prepared(
         self,

@@ -25,11 +25,16 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 MACHINE = TARGETS["x86-64-v3"]
 COLUMNS, DEPTH = 100, 64
 ROWS = (4, 8, 16)  # by its price each is best with a tile of another width
-LARGE = {"x": (1, 1024, 768), "w": (768, 3072), "y": (1, 1024, 3072)}
 
 
 def product(rows: int) -> Stage:
     shapes = {"x": (rows, DEPTH), "w": (DEPTH, COLUMNS), "y": (rows, COLUMNS)}
+    types = {name: TensorType(shape, "float32") for name, shape in shapes.items()}
+    return make_stage([Operator("matmul", ("x", "w"), "y", types["y"])], types, {"w"})
+
+
+def large_product(rows: int) -> Stage:
+    shapes = {"x": (1, rows, 768), "w": (768, 3072), "y": (1, rows, 3072)}
     types = {name: TensorType(shape, "float32") for name, shape in shapes.items()}
     return make_stage([Operator("matmul", ("x", "w"), "y", types["y"])], types, {"w"})
 
@@ -98,15 +103,42 @@ def test_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, close: float
             np.testing.assert_allclose(compiled(given), given @ w, rtol=1e-4, atol=1e-4)
 
 
-def test_a_layout_that_is_larger_than_the_weight() -> None:
-    """A library of one size multiplies by Strassen's algorithm. In one of several sizes the small
-    ones would bring the weight once more, so none does.
+@pytest.mark.parametrize(("smallest", "sketches"), [(100, {"gemm"}), (1024, {"strassen"})])
+def test_a_layout_that_is_larger_than_the_weight(smallest: int, sketches: set[str]) -> None:
+    """Sizes multiply by Strassen's algorithm, whose sums of the weight take 7/4 of its room, where
+    the smallest does. Else the large ones would have the weight once more.
     """
-    policy, found = AnalyticPolicy(TARGETS["znver4"]), layouts.Layouts()
-    types = {name: TensorType(size, "float32") for name, size in LARGE.items()}
-    stage = make_stage([Operator("matmul", ("x", "w"), "y", types["y"])], types, {"w"})
-    best = policy.choose(stage)
-    pick = found.choose(policy, {}, {"w": np.zeros(LARGE["w"], np.float32)}, stage)
-    assert best is not None and pick is not None
-    assert best.sketch.name == "strassen" and pick.sketch.name == "gemm"
-    assert best.seconds < pick.seconds <= layouts.GROWN * best.seconds
+    machine, found = TARGETS["znver4"], layouts.Layouts()
+    policy, weights = AnalyticPolicy(machine), {"w": np.zeros((768, 3072), np.float32)}
+    built: dict[str, tuple[layouts.Config, Kernel]] = {}
+    taken, packed = set[str](), set[object]()
+    for rows in (smallest, 1536, 2048):
+        stage = large_product(rows)
+        best, pick = policy.choose(stage), found.choose(policy, built, weights, stage)
+        assert best is not None and pick is not None
+        assert best.sketch.name == ("strassen" if rows > 100 else "gemm")
+        assert best.seconds <= pick.seconds <= layouts.GROWN * best.seconds
+        found.add_picks([stage], {stage.key: pick}, weights)
+        taken.add(pick.sketch.name)
+        packed.add(pick.sketch.layouts(pick.config)["w"])  # type: ignore[attr-defined]
+    assert taken == sketches and len(packed) <= 2
+
+
+def test_the_order_of_a_list_does_not_matter(tmp_path: Path) -> None:
+    """A list that begins with its largest size has the weights of one that begins with the
+    smallest.
+    """
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "rows", 768])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "rows", 1536])
+    w = np.random.default_rng(0).standard_normal((768, 1536), dtype=np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    options = {"target": "znver4", "threads": 2, "tune": "off", "cache": False}
+    found = [
+        gtco.compile_to_file(model, tmp_path / "m.so", dims={"rows": rows}, **options)
+        for rows in ([1024, 64], [64, 1024], [1024, 2048], [2048, 1024])
+    ]
+    assert [one.weights_bytes // w.nbytes for one in found] == [1, 1, 1, 1]
+    assert [one.weights_bytes > 1.7 * w.nbytes for one in found] == [False, False, True, True]
+    assert [*found[0].variants] == ["rows=1024", "rows=64"]

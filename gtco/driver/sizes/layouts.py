@@ -4,7 +4,8 @@ A weight is stored once for each layout in which some kernel reads it, and its l
 the kernel's tile. The best tile depends on the sizes, so variants of many sizes would bring many
 copies of each weight. A later variant therefore takes a config that reads a layout which is there,
 if that is predicted to be nearly as fast as its best. A layout that is larger than the weight is
-for stages that gain much by it.
+for products whose smallest size gains by it, since then all do. So sizes come here from the
+smallest on.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gtco.tensor.stage import Stage
 
 CLOSE = 1.03  # times the predicted seconds of the best config
 WIDE = 1.08  # the same, of a library of hundreds of sizes, which would have many layouts
-GROWN = 1.1  # the same, if the best needs a layout that is larger than the weight
+GROWN = 1.2  # the same, if the best needs a layout that is larger than the weight
 SETTLED = 1.2  # the same, of sizes between the anchors of such a library
 LOOKED_AT = 32  # configs of a stage
 
@@ -92,19 +93,21 @@ class Layouts:
             return best
         if there is not None and there[0].sketch not in without:
             return priced(policy, space_of(stage, policy.target), there[0]) or best
+        otherwise = best
         if any(larger(packing) for _, packing in _packings(best)):
-            promising += policy.best(stage, LOOKED_AT, {best.sketch.name, *without})
+            plain = policy.best(stage, LOOKED_AT, {best.sketch.name, *without})
             most = max(most, GROWN)
+            promising += plain
+            if plain and plain[0].seconds <= most * best.seconds:
+                otherwise = plain[0]
         close = [pick for pick in promising if pick.seconds <= most * best.seconds]
-        return next((pick for pick in close if self.fits(pick, stage, constants)), best)
+        return next((pick for pick in close if self.fits(pick, stage, constants)), otherwise)
 
     def fits(self, pick: Pick, stage: Stage, constants: Mapping[str, np.ndarray]) -> bool:
-        """True if the pick brings no further layout of a constant that has one, and none that is
-        larger than the constant: the sizes that do not gain by it would bring another.
-        """
+        """True if the pick brings no further layout of a constant that has one."""
         for place, packing in _packings(pick):
             known = self._known.get(id(constants.get(stage.inputs[place].name)), set())
-            if packing not in known and (known or larger(packing)):
+            if known and packing not in known:
                 return False
         return True
 
