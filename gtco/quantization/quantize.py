@@ -21,6 +21,7 @@ from gtco.quantization.reading import input_specs, read_model
 from gtco.quantization.report import Layer, QuantizationReport, QuantizedModel, Tried
 from gtco.quantization.sensitivity import Trial, arriving, sensitivities, within_budget
 from gtco.quantization.smoothing import STRENGTHS, smoothed
+from gtco.quantization.upsampling import products_before_upsampling
 from gtco.quantization.verdict import OutputVerdict, compare
 from gtco.support.errors import guarded
 from gtco.support.options import Quantization
@@ -80,10 +81,17 @@ class Quantizer:
     def run(self, model: Any, data: Any, example_inputs: Any) -> QuantizedModel:
         with self.phase("read") as say:
             source = read_model(model, example_inputs)
-            products = products_of(source, self.settings.exclude)
+            exclude = self.settings.exclude
+            products_of(source, exclude)  # what is wrong with it is said before samples are read
             self.samples = samples_of(data, input_specs(source))
+            shapes = self.samples.shapes
+            source, products, moved = products_before_upsampling(source, shapes, exclude)
             may = sum(not p.float_because for p in products)
-            say(f"{len(self.samples)} samples, {may} of {len(products)} products to quantize")
+            before = f", {moved} of them moved before upsampling" if moved else ""
+            say(
+                f"{len(self.samples)} samples, {may} of {len(products)} products to quantize"
+                f"{before}"
+            )
         with ExitStack() as stack:
             board = stack.enter_context(self.board(source, products))
             found = plain = self.calibrated(board, source, products, 0.0)
