@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import _thread
 import argparse
+import difflib
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from gtco.cli import (
     bench_command,
@@ -54,8 +55,15 @@ COMMANDS = (
 AGAIN = 1.0  # seconds until a stop that was lost is raised again
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in a line, without the list of all options, which would hide it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists the options\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="gtco", description="Compiles vision transformers to one standalone shared library."
     )
     top.add_argument("--version", action=_Version, help="show the versions that matter, and exit")
@@ -66,13 +74,15 @@ def parser() -> argparse.ArgumentParser:
         added.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-        added.set_defaults(main=command.main, label=added.prog, whole=top)
+        added.set_defaults(main=command.main, label=added.prog, whole=top, own=added)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; wrong usage raises ``SystemExit(2)``."""
-    options = parser().parse_args(argv)
+    options, unknown = parser().parse_known_args(argv)
+    if unknown:
+        options.own.error(_unknown(unknown[0], options.own))
     try:
         with _stopped_once(), guarded(options.label):
             return int(options.main(options))
@@ -97,6 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _unknown(argument: str, command: argparse.ArgumentParser) -> str:
+    """What to say of an argument that the command does not have."""
+    known = [name for action in command._actions for name in action.option_strings]
+    close = difflib.get_close_matches(argument.partition("=")[0], known, n=1, cutoff=0.6)
+    return f"unknown argument {argument}{f': did you mean {close[0]}?' if close else ''}"
 
 
 class _Version(argparse.Action):

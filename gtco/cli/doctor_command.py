@@ -272,7 +272,7 @@ def rates_check(target: Target) -> Check:
     from gtco.support.environment import cache_folder
 
     try:
-        from gtco.search.calibration.profile import BUSY, cached_rates
+        from gtco.search.calibration.profile import BUSY, MOST_TIMES, cached_rates
 
         measured = cached_rates(target)
     except ImportError as error:
@@ -280,8 +280,13 @@ def rates_check(target: Target) -> Check:
     if measured and measured.others >= BUSY:
         return Check(
             "kernel rates",
-            f"measured while other processes had {measured.others:.0%} of the CPUs: the next "
-            "compile in which they have less than half of that measures again",
+            f"measured while other processes had {measured.others:.0%} of the CPUs: "
+            + (
+                "the next compile in which they have less than half of that measures again"
+                if measured.times < MOST_TIMES
+                else f"they had as much in {measured.times} measurements, and the best is kept; "
+                f"delete the file in {cache_folder()} to measure again"
+            ),
         )
     if measured:
         return Check("kernel rates", f"measured, kept in {cache_folder()}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,6 +84,8 @@ def products_of(source: OnnxSource, exclude: Sequence[str] = ()) -> list[Product
     found = [p for node in graph.node if (p := _product(node, constants, edges)) is not None]
     if not found:
         raise ModelError(_nothing(source))
+    labels = Counter(product.label for product in found)  # a bias of zeros may be one for many
+    found = [p if labels[p.label] == 1 else replace(p, label=p.node) for p in found]
     excluded = _excluded(found, exclude)
     reasons = {p.output: _kept(p, edges) for p in found}
     ends = (READS_INPUT, MAKES_OUTPUT)

@@ -30,7 +30,7 @@ from pathlib import Path
 from gtco.support.errors import BuildError
 from gtco.support.options import check_place
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _STAGING = "gtco"  # how the name of a staging folder ends
 
 
@@ -166,15 +166,24 @@ def _flush_folder(folder: Path) -> None:
 def write_error(target: Path, error: OSError, needed: int | None = None) -> BuildError:
     """The error for a failure to write ``target``. ``needed``: the number of bytes to write."""
     what = f"cannot write {target}: {error.strerror or error}"
+    if error.errno == errno.EFBIG:
+        return BuildError(
+            f"{what}. The file system or a limit of this process (ulimit -f) allows no file of its "
+            "size: raise the limit or choose another place"
+        )
     if error.errno not in DISK_FULL:
         return BuildError(f"{what}. Choose a place that can be written")
-    free = f"{shutil.disk_usage(target.parent).free / 1e6:.0f} MB are free"
+    free = f"{_megabytes(shutil.disk_usage(target.parent).free)} are free"
     size = (
-        f"Writing it takes about {needed / 1e6:.0f} MB in {target.parent}, where {free}"
+        f"Writing it takes about {_megabytes(needed)} in {target.parent}, where {free}"
         if needed is not None
         else f"In {target.parent} {free}"
     )
     return BuildError(f"{what}. {size}; make room or choose another place")
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.{0 if nbytes >= 1e7 else 2}f} MB"
 
 
 def _make_folder(place: Path, prefix: str) -> tuple[Path, int]:

@@ -18,12 +18,14 @@ GPU_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
 ALL_PRECISIONS = (*GPU_PRECISIONS, "int8")  # int8 is for CPUs, and needs samples
 LAUNCHES = ("graph", "persistent", "auto")
 OBSERVERS = ("auto", "minmax", "percentile", "entropy", "mse")
+FLAGS = ("simplify", "verify", "verify_layers", "strict", "cache", "ptx", "fast_algorithms")
+MOST_SIZE = 1 << 40  # of a dimension; no tensor has more elements
 MOST_THREADS = 1024  # that a library runs by (MAX_THREADS of runtime/csrc/api.c)
 
 
 def whole_number(least: int, most: int | None = None) -> str:
     """The wanted number, in words."""
-    wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
+    wanted = f"of {least} or more" if most is None else f"from {least} to {most:,}"
     return f"a whole number {wanted}"
 
 
@@ -34,6 +36,14 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> N
     whole = hasattr(value, "__index__") and value >= least and (most is None or value <= most)
     if not whole:
         raise OptionError(f"{name}={value!r}: give {whole_number(least, most)}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises :class:`OptionError` if the option ``name`` is neither true nor false: "no" would
+    count as true.
+    """
+    if not (isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")):
+        raise OptionError(f"{name}={value!r}: give True or False")
 
 
 def check_number(name: str, value: Any) -> None:
@@ -55,6 +65,7 @@ def check_place(path: Path) -> None:
     """
     try:
         is_folder, has_folder = path.is_dir(), path.parent.is_dir()
+        is_device = path.exists() and not path.is_file()
     except OSError as error:
         raise OptionError(
             f"the output '{path}' cannot be written: {error.strerror or error}. Choose another "
@@ -64,6 +75,11 @@ def check_place(path: Path) -> None:
         raise OptionError(f"the output '{path}' is a folder: give the name of a file")
     if not has_folder:
         raise OptionError(f"the folder '{path.parent}' does not exist: make it first")
+    if not is_device and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OptionError(
+            f"the folder '{path.parent}' cannot be written, so '{path.name}' cannot be made in it: "
+            "choose another place"
+        )
 
 
 # who picks kernels and proposes candidates
@@ -263,6 +279,8 @@ class CompileOptions:
         if not isinstance(self.target, str):
             raise OptionError(f"target={self.target!r}: give a name, such as 'native'")
         check_policy(self.policy)
+        for name in FLAGS:
+            check_flag(name, getattr(self, name))
         check_whole("threads", self.threads, 0, MOST_THREADS)
         check_whole("workers", self.workers, 0)
         check_number("simplify_timeout", self.simplify_timeout)
@@ -276,7 +294,7 @@ class CompileOptions:
         for name, size in self.shapes.items():
             whole = hasattr(size, "__len__") and not isinstance(size, str)
             for one in size if whole else [size]:  # type: ignore[union-attr]
-                check_whole(f"shapes[{name!r}]", one, 1)
+                check_whole(f"shapes[{name!r}]", one, 1, MOST_SIZE)
         check_dims(self.dims, self.shapes)
         if self.precision not in ALL_PRECISIONS:
             raise OptionError(

@@ -223,11 +223,13 @@ class _Tuner:
                 "picks stand"
             )
         if view.unranked:
+            noise = ""
+            if view.noise >= 0.01:
+                noise = f" (two readings of one kernel were up to {view.noise:.0%} apart)"
             self.note_all(
-                f"tuning: the machine was too noisy, or too slow for the time given, to rank the "
-                f"candidates of {view.unranked} of {view.measured} stages (two readings of one "
-                f"kernel were up to {view.noise:.0%} apart), whose picks stand; tune where nothing "
-                "else runs, or for longer"
+                "tuning: the machine was too noisy, or too slow for the time given, to rank the "
+                f"candidates of {view.unranked} of {view.measured} stages{noise}, whose picks "
+                "stand; tune where nothing else runs, or for longer"
             )
         for failure in self.proposals.failures:
             self.note_all(f"tuning: {failure}")

@@ -51,6 +51,21 @@ def test_wrong_usage_exits_with_2(argv, compiler, model, capsys):
     assert not compiler.calls
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("compile m.onnx --verfy", "gtco compile: error: unknown argument --verfy: did you mean"),
+        ("run m.so --zzz=3", "gtco run: error: unknown argument --zzz=3\n"),
+        ("farm check ray://a:1 --jsno", "unknown argument --jsno"),
+    ],
+)
+def test_an_unknown_argument_is_named_in_a_line(argv, said, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(argv.split())
+    err = capsys.readouterr().err
+    assert exit.value.code == 2 and said in err and len(err.splitlines()) == 2
+
+
 def test_python_m_gtco_is_the_command(root):
     done = subprocess.run(
         [sys.executable, "-m", "gtco", "--version"], cwd=root, capture_output=True, text=True

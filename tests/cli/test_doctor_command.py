@@ -29,7 +29,7 @@ def rates(monkeypatch):
     """There is no table of rates."""
     module = types.ModuleType("gtco.search.calibration.profile")
     module.cached_rates = lambda target: None
-    module.BUSY = 0.2
+    module.BUSY, module.MOST_TIMES = 0.2, 3
     monkeypatch.setitem(sys.modules, "gtco.search.calibration.profile", module)
     return module
 
@@ -134,8 +134,10 @@ def test_whether_the_rates_are_measured(rates, monkeypatch, tmp_path):
     assert "not measured yet" in check.found and check.ok and "not yet" in check.mark
     rates.cached_rates = lambda target: types.SimpleNamespace(others=0.19)
     assert found().found == f"measured, kept in {tmp_path}" and "ok" in found().mark
-    rates.cached_rates = lambda target: types.SimpleNamespace(others=0.43)
-    assert "had 43% of the CPUs" in found().found and found().ok
+    for times, what in ((2, "the next compile"), (3, "in 3 measurements, and the best is kept")):
+        busy = types.SimpleNamespace(others=0.43, times=times)
+        rates.cached_rates = lambda target, busy=busy: busy
+        assert "had 43% of the CPUs" in found().found and what in found().found and found().ok
 
 
 def test_ok_is_said_of_what_is_there_alone(monkeypatch):

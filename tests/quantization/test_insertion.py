@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from gtco.frontend.onnx import read_onnx
 from gtco.frontend.weights import whole
@@ -221,3 +221,23 @@ def test_steps_of_blocks(bits: int, block: int, lost: float) -> None:
         with np.errstate(over="ignore"):
             held = scale.astype(np.float16).astype(np.float32) == scale
         assert held.sum() == held.size - 1 and (scale != 0).all()
+
+
+def test_products_of_one_bias_have_names_of_their_own() -> None:
+    """Exporters store biases with equal contents once."""
+    given = np.ones((4, 4), np.float32)
+    nodes, x = [], "x"
+    for n in range(3):
+        nodes.append(helper.make_node("MatMul", [x, f"w{n}"], [f"m{n}"], name=f"/layer{n}/MatMul"))
+        nodes.append(helper.make_node("Add", [f"m{n}", "layer0.bias"], [f"y{n}"]))
+        x = f"y{n}"
+    graph = helper.make_graph(
+        nodes,
+        "three",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (2, 4))],
+        [helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, (2, 4))],
+        [numpy_helper.from_array(given * n, f"w{n}") for n in range(3)]
+        + [numpy_helper.from_array(np.zeros(4, np.float32), "layer0.bias")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    assert [p.label for p in of(model)] == [f"/layer{n}/MatMul" for n in range(3)]

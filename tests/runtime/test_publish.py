@@ -153,9 +153,10 @@ def test_a_folder_that_cannot_be_flushed(
 
         monkeypatch.setattr(publish_module.os, "fsync", flush)
 
-    failing(0, errno.ENOSPC)
-    with pytest.raises(BuildError, match=r"No space left"):
-        write_artifact(doubled, path)
+    for code, said in ((errno.ENOSPC, "No space left.*MB are free"), (errno.EFBIG, "ulimit -f")):
+        failing(0, code)
+        with pytest.raises(BuildError, match=said):
+            write_artifact(doubled, path)
     assert path.read_bytes() == before
     failing(1, errno.EINVAL)
     write_artifact(doubled, path)

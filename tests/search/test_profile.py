@@ -317,6 +317,16 @@ def test_the_better_of_two_measurements_is_kept(
     assert profile.known(MACHINE)
 
 
+def test_others_that_come_and_go_cost_a_few_measurements(
+    measured: list[Target], machine_load: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine_load.update(measuring=0.5, now=0.0)
+    for n in range(2 * profile.MOST_TIMES):
+        machine_load["measuring"] = 0.5 + 0.1 * (n % 2)
+        assert in_a_new_process(monkeypatch) == table(MACHINE, 1)
+    assert len(measured) == profile.MOST_TIMES and profile.known(MACHINE)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.19])
 def test_a_little_load_is_no_reason(
     measured: list[Target],
@@ -329,10 +339,12 @@ def test_a_little_load_is_no_reason(
     assert in_a_new_process(monkeypatch) == table(MACHINE, 1) and len(measured) == 1
 
 
-@pytest.mark.parametrize("value", [math.nan, -0.1, 1.5, "much", None, True])
+@pytest.mark.parametrize("value", [math.nan, -0.1, 3.5, "much", None, True])
 def test_a_share_that_cannot_be(measured: list[Target], tmp_path: Path, value: object) -> None:
     found(MACHINE)
     (path,) = files(tmp_path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "others": value}))
-    assert profile.cached(MACHINE) is None
+    whole = path.read_text()
+    for name in ("others", "times"):
+        path.write_text(json.dumps({**json.loads(whole), name: value}))
+        assert profile.cached(MACHINE) is None
     assert found(MACHINE) == table(MACHINE, 2)

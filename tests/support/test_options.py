@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from argparse import ArgumentTypeError
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gtco.cli.arguments import new_file
 from gtco.compiler import compile_to_file, compile_to_files
 from gtco.support.environment import c_compiler, cache_folder
 from gtco.support.errors import BuildError, ModelError, OptionError
-from gtco.support.options import CompileKeywords, CompileOptions, Tune
+from gtco.support.options import FLAGS, CompileKeywords, CompileOptions, Tune
 from tests.frontend.test_frontend import linear
 
 
@@ -101,7 +102,9 @@ def test_every_file_that_is_written_has_a_place(
         ("threads", [-1, "2", 1.5, 1025, 10**12]),
         ("workers", [-1, "2", 0.5]),
         ("simplify_timeout", [0, -1.0, float("nan"), float("inf"), "9"]),
-        ("shapes", [["batch"], {"batch": "1"}, {"batch": 1.5}, {"batch": 0}, 5]),
+        ("shapes", [["batch"], {"batch": "1"}, {"batch": 1.5}, {"batch": 0}, {"batch": 10**20}, 5]),
+        ("verify", ["no", 0, np.zeros(2)]),
+        *((name, ["False"]) for name in FLAGS),
         ("target", [5, b"native"]),
         ("precision", [16]),
         ("tune", [5, "loads"]),
@@ -115,7 +118,12 @@ def test_values_of_the_wrong_kind_are_named(tmp_path: Path, name: str, values: l
             compile_to_file(b"", tmp_path / "m.so", **{name: value})
 
 
+def test_every_flag_is_checked() -> None:
+    assert {*FLAGS} == {f.name for f in fields(CompileOptions) if f.type == "bool"}
+
+
 def test_numpys_numbers_are_numbers() -> None:
+    assert CompileOptions(strict=np.True_).strict  # type: ignore[arg-type]
     options = CompileOptions(threads=np.int64(2), shapes={"batch": np.int32(4)})  # type: ignore[arg-type]
     assert options.threads == 2
     assert Tune(trials=np.int64(3), seconds=np.float32(2.0)).trials == 3  # type: ignore[arg-type]

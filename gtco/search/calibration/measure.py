@@ -89,7 +89,8 @@ class NotMeasured(Exception):
 @dataclass(frozen=True)
 class MachineRates:
     """The measured values from which :func:`gtco.search.calibration.profile.table_of` makes a
-    table. ``others`` is the share of the CPUs that other processes had meanwhile.
+    table. ``others`` is the share of the CPUs that other processes had meanwhile, and ``times``
+    counts how often the machine was measured for it.
     """
 
     rates: Mapping[str, float]
@@ -97,6 +98,7 @@ class MachineRates:
     launch: float
     handed: Mapping[str, float]
     others: float = 0.0
+    times: int = 1
 
 
 class Clock:
