@@ -36,6 +36,7 @@ from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.publish import staging
 from gtco.runtime.writing.cross import compiler_for
 from gtco.runtime.writing.linking import publish_alone
+from gtco.support.alone import alone
 from gtco.support.errors import (
     BuildError,
     OptionError,
@@ -291,7 +292,8 @@ def stages_of(
     run = Compilation(model, Path("model.so"), example_inputs, chosen, progress or silent)
     machine = target(chosen.target)
     backend_of(machine).check(chosen)
-    fused = run.partition(machine, None)
+    with alone():
+        fused = run.partition(machine, None)
     return fused.policy, list(fused.partition.stages)
 
 

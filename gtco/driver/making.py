@@ -21,6 +21,7 @@ from gtco.runtime.writing.c_objects import made_early
 from gtco.runtime.writing.cross import compiler_for
 from gtco.search.records.records import Record, Records
 from gtco.search.records.shipped import shipped
+from gtco.support.alone import alone
 from gtco.support.errors import REPORT, InternalError, RecordError, VerificationError
 from gtco.support.options import CompileOptions, Tune
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def make_libraries(libraries: Sequence[Library], options: CompileOptions) -> None:
     """Makes the libraries, or takes them from the cache, and puts all of them in place."""
-    with ExitStack() as stack:
+    with alone(), ExitStack() as stack:
         machine, runner = target(options.target), None
         if options.farm:
             machine, runner = stack.enter_context(_farm(options))

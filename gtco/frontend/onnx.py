@@ -14,9 +14,6 @@ The order:
 
 from __future__ import annotations
 
-import contextlib
-import io
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,6 +54,7 @@ from gtco.support.onnx_float32 import widen
 from gtco.support.onnx_functions import inlined
 from gtco.support.onnx_messages import check_functions, check_text
 from gtco.support.onnx_order import in_order
+from gtco.support.quiet import quiet
 from gtco.tensor.stage import TensorType
 
 
@@ -307,8 +305,7 @@ def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
     for node in model.graph.node:
         node.name = node.name or (node.output[0] if node.output else "")
     importer = Importer(model.opset_import)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
+    with quiet():
         module = importer.from_onnx(model.graph, _opset(model))
     made = module["main"].ret_ty
     single = len(model.graph.output) == 1

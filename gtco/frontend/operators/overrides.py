@@ -9,7 +9,7 @@ ONNX's own backend tests showed what to correct or refuse:
 - tensors without elements
 
 ONNX's tests are of the newest form of an operator. Of older ones: Slice before opset 10, TopK and
-Resize of opset 10, Upsample.
+Resize of opset 10, Upsample. Models showed RoiAlign of boxes that are scaled.
 
 Attention, Col2Im, ConvInteger and LpNormalization are gtco's own, and so are quantizing and
 dequantizing in blocks.
@@ -68,6 +68,7 @@ from gtco.frontend.operators.pointwise import (
 from gtco.frontend.operators.products import conv_transpose, einsum
 from gtco.frontend.operators.reductions import RULES as REDUCTIONS
 from gtco.frontend.operators.resize import resize, upsample
+from gtco.frontend.operators.roi_align import roi_align
 
 
 def _attention(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
@@ -118,6 +119,7 @@ OVERRIDES: dict[str, Override] = {
     "ScatterElements": scatter,
     "SpaceToDepth": space_to_depth,
     "Resize": resize,
+    "RoiAlign": roi_align,
     "Attention": _attention,
     "Col2Im": _col2im,
     "Upsample": upsample,

@@ -1,12 +1,7 @@
-"""How torch is called: it must be there, it prints nothing, and its errors become a line."""
+"""How torch is called: it must be there, and its errors become a line."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 from gtco.support.errors import ModelError, installing
@@ -24,23 +19,6 @@ def needed_torch() -> Any:
             f"{installing('torch')}"
         ) from error
     return torch
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Suppresses the exporters' progress lines, warnings and log records; errors still raise."""
-    disabled = logging.root.manager.disable
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)  # torch logs the traceback of an error that it then raises
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
 
 
 def first_line(error: BaseException) -> str:

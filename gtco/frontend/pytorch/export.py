@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from gtco.frontend.dimensions import Shapes
-from gtco.frontend.pytorch.calls import first_line, needed_torch, quiet
+from gtco.frontend.pytorch.calls import first_line, needed_torch
 from gtco.support.errors import ModelError, OptionError
 from gtco.support.nested import call_arguments, named_tensors
+from gtco.support.quiet import quiet
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from gtco.frontend.pytorch.calls import first_line, needed_torch, quiet
+from gtco.frontend.pytorch.calls import first_line, needed_torch
 from gtco.frontend.pytorch.dimensions import dimension_names, name_dimensions
 from gtco.frontend.pytorch.export import Exported
 from gtco.frontend.pytorch.mistakes import refuse_mistakes
@@ -17,6 +17,7 @@ from gtco.frontend.pytorch.resize import keep_sizes
 from gtco.frontend.pytorch.translations import translations
 from gtco.frontend.weights import LARGE
 from gtco.support.errors import ModelError, installing
+from gtco.support.quiet import quiet
 
 if TYPE_CHECKING:
     import onnx

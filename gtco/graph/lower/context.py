@@ -4,11 +4,7 @@ without a rule.
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -16,6 +12,7 @@ import tvm
 from tvm import relax
 
 from gtco.graph.graph import Graph
+from gtco.support.quiet import quiet_code
 from gtco.tensor.operators import CONTRACTIONS
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
@@ -181,28 +178,9 @@ def _module(body: relax.Call, parameters: list[relax.Var], source: tvm.IRModule)
     return builder.get()
 
 
-_QUIET = threading.Lock()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps everything from standard error meanwhile. If TVM fails, its C++ code warns there about
-    unfinished work.
-    """
-    with _QUIET, open(os.devnull, "w") as nowhere:
-        sys.stderr.flush()
-        kept = os.dup(2)
-        try:
-            os.dup2(nowhere.fileno(), 2)
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
 def _require_legal(module: tvm.IRModule, name: str) -> None:
     try:
-        with tvm.target.Target("llvm"), _quiet():
+        with tvm.target.Target("llvm"), quiet_code("BlockBuilder destroyed"):
             legal = relax.backend.DispatchSortScan()(module)
             legal = relax.transform.LegalizeOps()(legal)
     except Exception as error:
