@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.support.environment import ensure_home
-from gtco.support.errors import GtcoError
+from gtco.support.errors import GtcoError, InputError
 from gtco.support.version import __version__
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gtco.integrations.session_values import IOBinding, NodeArg, OrtValue
     from gtco.runtime.module import Model, load
     from gtco.support.options import Tune
+    from gtco.support.sizes import Range
 
 ensure_home()
 
@@ -58,9 +59,11 @@ __all__ = [
     "GtcoError",
     "IOBinding",
     "InferenceSession",
+    "InputError",
     "Model",
     "NodeArg",
     "OrtValue",
+    "Range",
     "RunOptions",
     "SessionOptions",
     "Tune",
@@ -94,6 +97,7 @@ _HOMES = {
     "quantize": "gtco.compiler",
     "quantize_weights": "gtco.compiler",
     "Model": "gtco.runtime.module",
+    "Range": "gtco.support.sizes",
     "Tune": "gtco.support.options",
     # as ONNX Runtime has them
     "InferenceSession": _SESSION,
@@ -115,13 +119,21 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     # imported on first use: gtco.load must not pull in the compiler and its libraries
     if name in _HOMES:
         from importlib import import_module
 
         return getattr(import_module(_HOMES[name]), name)
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, __all__, n=1)
     raise AttributeError(
-        f"module 'gtco' has no attribute '{name}'; docs/onnxruntime.md says which names of ONNX "
-        "Runtime's it has"
+        f"module 'gtco' has no attribute '{name}'"
+        + (f": did you mean '{close[0]}'?" if close else "")
+        + " (docs/onnxruntime.md lists the names that it shares with ONNX Runtime)"
     )

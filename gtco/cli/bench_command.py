@@ -83,8 +83,7 @@ def main(options: argparse.Namespace) -> int:
         from gtco.bench.harness import suite
     except ImportError as error:
         raise OptionError(
-            f"the benchmark harness is not there ({error}): {installing('bench')} installs it and "
-            "what it needs"
+            f"benchmarks need more than is installed ({error}): {installing('bench')} installs it"
         ) from None
     on_gpu = options.target.partition(":")[0].lower() == "cuda"
     if not on_gpu and options.target != "native":

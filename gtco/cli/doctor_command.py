@@ -104,7 +104,7 @@ def main(options: argparse.Namespace) -> int:
             say(f"{check.name}: {check.fix}")
     missing = [check for check in checks if check.needed and not check.ok]
     say(
-        "gtco cannot compile here until the above is mended."
+        "gtco cannot compile here until the problems above are fixed."
         if missing
         else "gtco can compile here."
     )
@@ -337,7 +337,7 @@ def cache_check() -> Check:
     bound = f"at most {limit / 1e9:g} GB"
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        fix = f"{there} cannot be written: set GTCO_CACHE to a folder that can be, or compile anew"
+        fix = f"{there} cannot be written: set GTCO_CACHE to a folder that can be, or compile again"
         return Check(name, f"{folder}: cannot be written", fix, needed=False)
     if there != folder:
         return Check(name, f"{folder}: not made yet, {bound}")

@@ -15,7 +15,7 @@ def here(file: Path, suffix: str) -> Path:
     folder.
     """
     if not file.name:
-        raise OptionError(f"'{file}' is no file's name")
+        raise OptionError(f"'{file}' is a folder: give the name of a file")
     return Path(file.with_suffix(suffix).name)
 
 

@@ -157,7 +157,7 @@ def show_quantization(report: Any, title: str, every: bool = False) -> None:
         f"{title}: {len(report.quantized)} of {len(report.layers)} products in int8, "
         f"{100 * report.share:.1f} % of their operations; ranges by {report.observer}{smooth}"
     )
-    say(f"against the float model, on {report.held_out} samples that chose nothing:")
+    say(f"compared with the float model, on {report.held_out} held-out samples:")
     show(outputs_table(report.outputs))
     say("the error of the outputs if one product alone is quantized:")
     layers = sorted(report.layers, key=lambda layer: -(layer.sensitivity or 0.0))

@@ -78,16 +78,14 @@ class Backend(ABC):
     def check(self, options: CompileOptions) -> None:
         """Everything that can be said of the options before the work is done."""
         if options.records is not None and options.tune == "off" and not exists(options.records):
-            measures, make = self._records_made()
             raise OptionError(
-                f"records={str(options.records)!r}: there is no such file, and {measures} measures "
-                f"nothing to put there; gtco {make} one"
+                f"records={str(options.records)!r}: the file does not exist. {self._records_made()}"
             )
         self.check_options(options)
 
     @abstractmethod
-    def _records_made(self) -> tuple[str, str]:
-        """In words, what measures nothing, and which command makes a file of records."""
+    def _records_made(self) -> str:
+        """Why this compile does not make the file of records, and what does."""
 
     def effort(self, wanted: str | Tune) -> Tune | None:
         """The effort of measuring; None if nothing is measured. Raises :class:`OptionError`."""
@@ -116,8 +114,11 @@ class CpuBackend(Backend):
     def builders(self) -> int:
         return self.machine.cores if self.isa.here else allowed_cores()
 
-    def _records_made(self) -> tuple[str, str]:
-        return "with tune='off' a compile", "tune makes"
+    def _records_made(self) -> str:
+        return (
+            "With tune='off' nothing is measured, so it is not made. Make one with gtco tune "
+            "--records"
+        )
 
     def check_options(self, options: CompileOptions) -> None:
         name = self.machine.name
@@ -158,9 +159,8 @@ class CpuBackend(Backend):
     def check_tuning(self, asked: str) -> None:
         if self.machine.name != "native" and not self.machine.cpu:  # no machine of a farm
             raise OptionError(
-                f"{asked}: candidates are timed on the machine that compiles, which target "
-                f"'{self.machine.name}' need not be; tune where the library is to run, or leave "
-                "it off"
+                f"{asked}: tuning runs on this machine, and '{self.machine.name}' may be another "
+                "one. Tune where the library will run, or leave it off"
             )
 
     def check_indices(self, graph: Graph) -> None:
@@ -190,10 +190,11 @@ class GpuBackend(Backend):
     def builders(self) -> int:
         return allowed_cores()
 
-    def _records_made(self) -> tuple[str, str]:
+    def _records_made(self) -> str:
         return (
-            f"a compile for '{self.machine.name}'",
-            "candidates, gtco measure and gtco records import make",
+            f"A compile for '{self.machine.name}' measures nothing, so it is not made. Make "
+            "candidates with gtco candidates, time them with gtco measure where the GPU is, and "
+            "read the times with gtco records import"
         )
 
     def check_options(self, options: CompileOptions) -> None:

@@ -141,7 +141,6 @@ def _say_followed(compilation: Compilation, built: Built) -> None:
     different = {stage.key: stage for stage in built.model.partition.stages}.values()
     if followed := sum(policy.follows_shipped(stage) for stage in different):
         compilation.report.notes.append(
-            f"the kernels of {followed} of {len(different)} different stages are those that stood "
-            "when gtco was tuned on a machine like this one, by the records that come with it; "
-            "--tune off leaves these out"
+            f"{followed} of {len(different)} different kernels come from the tuning records for "
+            "this CPU that ship with gtco; --tune off leaves these out"
         )

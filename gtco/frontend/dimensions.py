@@ -259,9 +259,9 @@ def _require_known(
     if unknown:
         names = dict.fromkeys(axis.name for axis in found)
         raise ShapeError(
-            f"the model has no symbolic dimension named {', '.join(map(repr, unknown))}, and no "
-            "input; its symbolic dimensions are "
-            f"{', '.join(map(repr, names)) or 'none'}, its inputs "
+            f"the model has no symbolic dimension and no input named "
+            f"{', '.join(map(repr, unknown))}. Symbolic dimensions: "
+            f"{', '.join(map(repr, names)) or 'none'}. Inputs: "
             f"{', '.join(repr(value.name) for value in inputs) or 'none'}"
         )
 

@@ -419,5 +419,10 @@ class _Source:
                 raise InputError(
                     f"input '{node.name}' has shape {shape}, and the model takes {node.shape}"
                 )
+            if 0 in shape:
+                raise InputError(
+                    f"input '{node.name}' has shape {shape}, which has no elements: gtco runs "
+                    "models on one sample or more"
+                )
             found[node.name] = shape
         return found

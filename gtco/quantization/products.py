@@ -9,7 +9,7 @@ import fnmatch
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
@@ -63,7 +63,7 @@ class Product:
     names: tuple[str, ...]
     tensor: str
     weight: str
-    weights: Array
+    weights: Array = field(repr=False)
     axis: int
     group: int = 1
     float_because: str = ""

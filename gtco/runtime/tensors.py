@@ -123,8 +123,8 @@ def to_numpy(spec: TensorSpec, value: Any, role: str = "input") -> np.ndarray:
         raise InputError(
             f"{role} '{spec.name}' has shape {array.shape}, expected {spec.shape}; "
             + (
-                "this model was compiled for that shape alone: resize or batch the input "
-                "accordingly, or compile it for yours"
+                "this model accepts that shape alone: resize the input, or compile the model for "
+                "your shape"
                 if role == "input"
                 else f'make it with np.empty({spec.shape}, "{spec.dtype}")'
             )

@@ -44,8 +44,8 @@ def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Rec
     metadata = read_metadata(path, BUNDLE)
     if "candidates" not in metadata:
         raise ArtifactError(
-            f"{path} is a model, and no candidates: gtco run times a model, gtco candidates makes "
-            "what is measured"
+            f"{path} is a compiled model, not a file of candidates. Time it with gtco run; make "
+            "candidates with gtco candidates"
         )
     gpu = "images" in metadata
     known = gpu_circumstances(metadata, gpu_name(device)) if gpu else cpu_known(metadata)

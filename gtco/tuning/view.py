@@ -108,7 +108,7 @@ class View:
             gain = self.before / self.now
             said = [f"gained: {became(self.before, self.now)} ({gain:.3f} times) {by}"]
         else:
-            said = [f"gained nothing that can be told from noise {by}"]
+            said = [f"no gain above the noise {by}"]
         heaviest = sorted(self.stages, key=lambda s: -s.total)[:3]
         shares = [
             f"{s.total / self.now:.0%} {s.label}"
@@ -122,12 +122,9 @@ class View:
                 f"{waiting} of {len(self.stages)} stages were not measured: the budget was spent"
             )
         if all(stage.state == "done" for stage in self.stages):
-            said.append("more time would be expected to give nothing: every stage stopped gaining")
+            said.append("expected gain from more time: none, every stage stopped gaining")
         elif self.hour < 0.001 * self.now:
-            said.append("another hour would be expected to give nothing, by the latest gains")
+            said.append("expected gain from one more hour: none")
         else:
-            said.append(
-                f"another hour would be expected to give {1e3 * self.hour:.2f} ms, by the latest "
-                "gains"
-            )
+            said.append(f"expected gain from one more hour: {1e3 * self.hour:.2f} ms")
         return said

@@ -102,8 +102,8 @@ class VerificationReport:
         if judged := [d for d in self.differences if d.judged]:
             off = max(d.reference_error for d in judged)
             lines.append(
-                f"in {len(judged)} of them {self.judge} decided, from which {self.reference} is "
-                f"itself off by up to {off:.1e}"
+                f"{self.judge} decided {len(judged)} of them; {self.reference}'s own error against "
+                f"it is up to {off:.1e}"
             )
         if self.unjudged:
             lines.append(f"float64 could not decide: {self.unjudged}")

@@ -156,7 +156,7 @@ def test_ctrl_c_exits_with_130(compiler, capsys):
 def test_an_empty_name_is_named(command, capsys):
     assert cli.main([command, ""]) == 1
     said = capsys.readouterr().err
-    assert "is no file's name" in said and "internal failure" not in said
+    assert "is a folder: give the name of a file" in said and "internal failure" not in said
 
 
 def explained(parser):

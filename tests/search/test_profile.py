@@ -216,8 +216,9 @@ def test_a_cache_that_cannot_be_written(
 def test_a_machine_that_could_not_be_measured(
     measured: list[Target], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """There is no table then, but a note. Each process tries once, and nothing is kept."""
-    tried = []
+    """There is no table then, but a note. The next processes do not try, and later ones do."""
+    tried, now = [], [1e9]
+    monkeypatch.setattr(profile.time, "time", lambda: now[0])
 
     def in_vain(machine: Target, say: object) -> MachineRates:
         tried.append(machine)
@@ -228,7 +229,27 @@ def test_a_machine_that_could_not_be_measured(
         made = profile.machine_table(MACHINE)
         assert made.rates is None and "too little of everything" in made.note
         assert "constants" in made.note and len(tried) == 1
-    assert not (tmp_path / "cache").exists()
+        assert profile.known(MACHINE) and profile.cached(MACHINE) is None
+        monkeypatch.setattr(profile, "_unkept", {})
+    for moved, times in ((profile.LATER - 1, 1), (2, 2), (-1e6, 3)):  # a clock may be put back
+        now[0] += moved
+        assert profile.known(MACHINE) == (times == len(tried))
+        assert found(MACHINE) is None and len(tried) == times
+
+
+def test_a_folder_that_cannot_be_written_where_nothing_was_measured(
+    measured: list[Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then each process tries once."""
+
+    def in_vain(machine: Target, say: object) -> MachineRates:
+        measured.append(machine)
+        raise NotMeasured("too little of everything")
+
+    monkeypatch.setattr(profile, "measure", in_vain)
+    monkeypatch.setattr(profile, "save", lambda *_: "The folder cannot be written")
+    for _ in range(2):
+        assert found(MACHINE) is None and len(measured) == 1
 
 
 def test_containers_that_share_a_folder(

@@ -244,14 +244,14 @@ def test_what_a_compile_tuned_before_counts_in_what_is_told(machine: Machine) ->
 def test_the_end_says_what_was_gained_and_what_to_expect(machine: Machine) -> None:
     _, flat = run(generated(*STAGES[:2]), patience=1)
     assert flat.now == pytest.approx(flat.before) and {s.state for s in flat.stages} == {"done"}
-    assert "give nothing: every stage stopped gaining" in flat.outlook[-1]
-    assert flat.outlook[0].startswith("gained nothing")
+    assert "none, every stage stopped gaining" in flat.outlook[-1]
+    assert flat.outlook[0].startswith("no gain")
     machine.factor = lambda pick, n: 1.0 if n == 0 else 0.8  # type: ignore[method-assign]
     _, gaining = run(generated(*STAGES[:2]), trials=16)
     assert gaining.now < gaining.before and gaining.changed == 2
     assert gaining.outlook[0].startswith("gained: ")
     assert "of the peak" in gaining.outlook[1]
-    assert "another hour would be expected to give" in gaining.outlook[-1]
+    assert "expected gain from one more hour: " in gaining.outlook[-1]
     assert 0 < gaining.hour < gaining.now
     # and as a live table
     shown = "\n".join(live(replace(gaining, doing="timing 9 candidates", remaining=7.0)).lines(160))

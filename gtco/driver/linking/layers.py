@@ -69,7 +69,7 @@ class StageLosses:
             return "no stage was compared"
         worst = max(known, key=lambda s: s.accumulated or 0.0)
         return (
-            f"{len(self.stages)} stages compared with {self.reference}; the most is lost at stage "
+            f"{len(self.stages)} stages compared with {self.reference}; largest error at stage "
             f"{worst.stage}: {worst.accumulated:.1e}"
         )
 

@@ -2,7 +2,7 @@
 kept in the user's cache folder (``GTCO_CACHE``), under a key of everything that it depends on.
 
 If the machine cannot be measured, because memory or time is short, there is no table, and the
-constants of the target are used.
+constants of the target are used. It is tried again after some minutes.
 
 A table that was measured beside busy processes is wrong: a barrier takes ten times as long, and
 the rates are too low, each by another factor. So the file says which share of the CPUs the others
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ OTHERS_BOUNDS = (0.0, 1.0)
 BUSY, SAMPLE_SECONDS = 0.2, 0.2
 MOST_TIMES = 3
 TIMES_BOUNDS = (1, MOST_TIMES)
+LATER = 600.0  # seconds after a failure in which no compile measures
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def machine_table(target: Target, say: Callable[[str], None] = lambda what: None
     path, before = _path(target), cached_rates(target)
     if before is not None and not _measures_again(path, before):
         return MachineTable(table_of(target, before))
+    if before is None and (failed := _failed(path, machine_key(target))):
+        return MachineTable(None, failed)
     if path not in _unkept:
         _again[path] = False
         try:
@@ -74,12 +78,13 @@ def machine_table(target: Target, say: Callable[[str], None] = lambda what: None
         except NotMeasured as why:
             if before is not None:
                 return MachineTable(table_of(target, before))
-            _unkept[path] = MachineTable(
-                None,
+            note = (
                 f"this machine was not measured: {why}. Kernels are chosen by the constants of "
-                f"{target.mcpu}; a later compile in a new process measures again",
+                f"{target.mcpu}; a compile after {LATER / 60:.0f} minutes measures again"
             )
-            return _unkept[path]
+            if save(path, {"key": machine_key(target), "failed": note, "at": time.time()}):
+                _unkept[path] = MachineTable(None, note)
+            return MachineTable(None, note)
         if before is not None:
             better = measured if measured.others < before.others else before
             measured = replace(better, times=before.times + 1)
@@ -96,7 +101,21 @@ def machine_table(target: Target, say: Callable[[str], None] = lambda what: None
 def known(target: Target) -> bool:
     """True if :func:`machine_table` has a table without measuring."""
     path, before = _path(target), cached_rates(target)
-    return path in _unkept or (before is not None and not _measures_again(path, before))
+    if before is not None:
+        return path in _unkept or not _measures_again(path, before)
+    return path in _unkept or bool(_failed(path, machine_key(target)))
+
+
+def _failed(path: Path, key: Mapping[str, Any]) -> str:
+    """The note of a process that could not measure the machine a short time ago; "" if there is
+    none.
+    """
+    try:
+        data = json.loads(path.read_text())
+        recent = 0 <= time.time() - float(data["at"]) < LATER
+        return str(data["failed"]) if recent and data["key"] == key else ""
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ""
 
 
 def _measures_again(path: Path, before: MachineRates) -> bool:

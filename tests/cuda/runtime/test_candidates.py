@@ -288,7 +288,7 @@ def test_what_is_wrong_is_said(
 ) -> None:
     from gtco.compiler import candidates_to_file
 
-    with pytest.raises(ArtifactError, match="is a model, and no candidates"):
+    with pytest.raises(ArtifactError, match="is a compiled model, not a file of candidates"):
         measure(small_gpu, 2)
     with pytest.raises(OptionError, match="candidates are for another machine"):
         candidates_to_file(model(), tmp_path / "x.bundle")
