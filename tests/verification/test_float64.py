@@ -253,3 +253,16 @@ def test_what_cannot_be_computed_is_named():
     assert "RandomNormalLike is random" in refused(f"{head} {io} {{ y = RandomNormalLike(x) }}")
     looped = refused(f"{head} {io} {{ y = Det(x) z = Neg(y) v = Unique(x) }}")
     assert "would loop over 160000 elements" in looped
+
+
+def test_gathering_from_many_tokens():
+    """As a detector takes the best of its tokens."""
+    rng = np.random.default_rng(0)
+    given = parsed(
+        """<ir_version: 9, opset_import: ["": 17]>
+        gather (float[2, 300, 4] x) => (float[2, 7, 3] y) {
+            y = GatherElements <axis = 1> (x, places)
+        }""",
+        places=rng.integers(-300, 300, (2, 7, 3)),
+    )
+    beside_onnxruntime(given, x=rng.standard_normal((2, 300, 4), np.float32))

@@ -338,6 +338,15 @@ class GatherND(OpRun):
         return (data[(*lead, *np.moveaxis(indices, -1, 0))],)
 
 
+class GatherElements(OpRun):
+    """That of ``onnx.reference`` takes 64 positions along the axis at most."""
+
+    op_domain = ""
+
+    def _run(self, data, indices, axis=0):  # type: ignore[no-untyped-def]
+        return (data[_along(data, indices, axis)],)
+
+
 _AT = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
@@ -352,9 +361,14 @@ class ScatterElements(OpRun):
     op_domain = ""
 
     def _run(self, data, indices, updates, axis=0, reduction="none"):  # type: ignore[no-untyped-def]
-        index = list(np.indices(indices.shape, sparse=True))
-        index[axis] = np.where(indices < 0, indices + data.shape[axis], indices)
-        return (_scattered(data, tuple(index), updates, reduction),)
+        return (_scattered(data, _along(data, indices, axis), updates, reduction),)
+
+
+def _along(data: Array, indices: Array, axis: int) -> tuple[Array, ...]:
+    """Where ``indices`` along the axis point to, each at its own place along the others."""
+    index: list[Array] = [*np.indices(indices.shape, sparse=True)]
+    index[axis] = np.where(indices < 0, indices + data.shape[axis], indices)
+    return tuple(index)
 
 
 def _scattered(data: Array, index: tuple[Array, ...], updates: Array, reduction: str) -> Array:
@@ -376,5 +390,5 @@ OPERATORS: Sequence[type[OpRun]] = (
     MatMul, Gemm, Einsum, FusedMatMul, Erf, Sigmoid, Softplus, HardSwish, Mish, Gelu, _GELU,
     BiasGelu, FastGelu, QuickGelu, Softmax, LogSoftmax, Hardmax, BatchNormalization,
     GroupNormalization, MeanVarianceNormalization, SkipLayerNormalization, Cast, CastLike,
-    GatherND, ScatterND, ScatterElements,
+    GatherND, GatherElements, ScatterND, ScatterElements,
 )  # fmt: skip

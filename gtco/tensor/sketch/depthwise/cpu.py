@@ -89,12 +89,15 @@ class Depthwise:
         kh, kw = self.stage.types[self.op.inputs[1]].shape[2:]
         return geometry(self.op, shape_of(self.stage, self.op.inputs[0]), (int(kh), int(kw)))
 
+    @cached_property
+    def around(self) -> tuple[float, cost.Vectors]:
+        return window.around(self.stage, self.op, self.tail, self.target.lanes)
+
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         return window.next_decision(self.geometry, self.target, chosen)
 
     def workload(self, config: Config) -> Workload:
-        of = (self.stage, self.op, self.tail, self.geometry, self.target, config)
-        work = window.workload(*of)
+        work = window.workload(self.around, self.geometry, self.target, config)
         if not self.widens:
             return work
         chunk, each = config["channels"], WIDENING + SHIFTING * (len(self.op.inputs) > 3)

@@ -61,6 +61,7 @@ from gtco.tensor.sketch.gemm.facts import GemmFacts, operand_dtype, rows_for
 from gtco.tensor.sketch.gemm.loops import GemmLoops
 from gtco.tensor.sketch.shared.pack import row_vectors
 from gtco.tensor.sketch.shared.program import program
+from gtco.tensor.sketch.shared.remembered import remembered
 from gtco.tensor.sketch.shared.tiling import (
     chunk_options,
     tile_decision,
@@ -88,6 +89,7 @@ WIDENING_INT4, SCALING_INT4, SHIFTING_INT4 = 4.2, 1.2, 1.3
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
 
+@remembered
 def match(stage: Stage, target: Target) -> Gemm | None:
     """The stage as one contraction with a readable prologue and a one-to-one epilogue, else
     None.

@@ -63,6 +63,10 @@ class Pool:
     def geometry(self) -> Geometry:
         return geometry(self.op, shape_of(self.stage, self.op.inputs[0]), self.op["kernel"])
 
+    @cached_property
+    def around(self) -> tuple[float, cost.Vectors]:
+        return window.around(self.stage, self.op, self.tail, self.target.lanes)
+
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if self.channels_first:
             work = max(self.geometry.source[2] * self.geometry.kernel[0], self.geometry.output[2])
@@ -77,11 +81,9 @@ class Pool:
     def workload(self, config: Config) -> Workload:
         if self.channels_first:
             tasks = ceil(pool_rows.units(self.geometry) / config["rows"])
-            others = [o for o in self.stage.operators if o not in (self.op, *self.tail.operators)]
-            again = cost.vectors(self.stage, others, self.target.lanes).total
-            passes = pool_rows.passes(self.geometry, again)
+            passes = pool_rows.passes(self.geometry, self.around[0])
             return streaming_workload(self.stage, self.target, tasks, passes)
-        return window.workload(self.stage, self.op, self.tail, self.geometry, self.target, config)
+        return window.workload(self.around, self.geometry, self.target, config)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         include = bool(self.op.get("count_include_pad", False))

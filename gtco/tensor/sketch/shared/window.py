@@ -104,8 +104,14 @@ def rows_count(g: Geometry, chunk: int) -> int:
     return g.output[0] * ceil(g.output[3] / chunk) * g.output[1]
 
 
+def around(stage: Stage, op: Operator, tail: Epilogue, lanes: int) -> tuple[float, cost.Vectors]:
+    """Vector instructions on one vector before the window, and behind it, whatever the config."""
+    others = [o for o in stage.operators if o != op and o not in tail.operators]
+    return cost.vectors(stage, others, lanes).total, cost.epilogue_vectors(tail, lanes)
+
+
 def workload(
-    stage: Stage, op: Operator, tail: Epilogue, g: Geometry, target: Target, config: Config
+    beside_window: tuple[float, cost.Vectors], g: Geometry, target: Target, config: Config
 ) -> Workload:
     chunk, columns = config["channels"], config["columns"]
     units = rows_count(g, chunk)
@@ -115,11 +121,9 @@ def workload(
     # a tap is one multiply-add; the loads of a block's inputs and weights are shared by its columns
     span = (columns - 1) * g.strides[1] + (g.kernel[1] - 1) * g.dilation[1] + 1
     loads = g.kernel[0] * (min(span, columns * g.kernel[1]) + g.kernel[1]) / columns
-    others = [o for o in stage.operators if o != op and o not in tail.operators]
-    before = cost.vectors(stage, others, lanes).total
+    before, behind = beside_window
     inputs = g.group[0]
     loads *= 0.5 + before + (0.5 * inputs if g.group != (1, 1) else 0)  # plus a shuffle an input
-    behind = cost.epilogue_vectors(tail, lanes)
     vectors = outputs * (prod(g.kernel) * inputs + loads + 1)
     # wide chunks stream, narrow ones hop from pixel to pixel
     vectors += BLOCK_COST * g.output[2] / columns
