@@ -104,7 +104,7 @@ def test_an_input_without_a_shape_takes_a_whole_one() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"bacth": 1}, r"no symbolic dimension named 'bacth'.*'batch', 'x\.2'.*'x'"),
+        ({"bacth": 1}, r"no symbolic dimension and no input named 'bacth'.*'batch', 'x\.2'.*'x'"),
         ({"?": 1}, r"named '\?'"),
         ({"x": (1, 4, 5)}, r"--shape x=1x4x5: .*\[batch, 3, \?\], of 3 axes"),
         ({"x": (1, 3)}, r"--shape x=1x3: .*\[batch, 3, \?\]"),

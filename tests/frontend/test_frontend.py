@@ -133,7 +133,7 @@ def test_symbolic_dimensions_are_named_with_their_flags() -> None:
         load_onnx(proto, shapes={"batch": 2})
     imported = load_onnx(proto, shapes={"batch": 2, "x.2": 5})
     assert imported.inputs["x"].shape == (2, 3, 5)
-    with pytest.raises(ShapeError, match="no symbolic dimension named 'bacth'"):
+    with pytest.raises(ShapeError, match="no symbolic dimension and no input named 'bacth'"):
         load_onnx(proto, shapes={"bacth": 1, "batch": 1, "x.2": 5})
 
 

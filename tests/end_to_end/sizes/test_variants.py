@@ -276,7 +276,7 @@ def test_dims_that_the_model_or_another_option_does_not_take(tmp_path: Path) -> 
     out = tmp_path / "m.so"
     with pytest.raises(OptionError, match=r"one size .* and a list"):
         compile_to_file(batched(), out, dims={"batch": [1, 2]}, shapes={"batch": 1})
-    with pytest.raises(ShapeError, match="no symbolic dimension named 'rows'"):
+    with pytest.raises(ShapeError, match="no symbolic dimension and no input named 'rows'"):
         compile_to_file(batched(), out, dims={"rows": [1, 2]})
     with pytest.raises(ShapeError, match=r"x.1=2: the file states 5"):
         compile_to_file(batched(), out, dims={"x.1": [2, 5], "batch": 1})
