@@ -50,7 +50,7 @@ from gtco.support.options import (
     check_whole,
     path_of,
 )
-from gtco.support.sizes import choices, fixed, range_of
+from gtco.support.sizes import fixed_sizes, range_of, sizes_of_variants
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -346,9 +346,9 @@ def _one_shape(options: CompileOptions) -> CompileOptions:
             f"dims gives '{found[0]}' the range {found[1]}, and this is made for one shape: give "
             "each dimension one size"
         )
-    if len(variants := choices(options.dims)) > 1:
+    if len(variants := sizes_of_variants(options.dims)) > 1:
         raise OptionError(
             f"dims asks for {len(variants)} variants, and this is made for one shape: give each "
             "dimension one size"
         )
-    return replace(options, shapes={**options.shapes, **fixed(options.dims)}, dims={})
+    return replace(options, shapes={**options.shapes, **fixed_sizes(options.dims)}, dims={})

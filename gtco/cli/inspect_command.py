@@ -17,7 +17,7 @@ from gtco.cli.console import Phases
 from gtco.cli.inspection import Inspection, inspect, looked_at, measured_peak
 from gtco.cli.stage_tables import show, show_loops, show_variants
 from gtco.support.errors import OptionError
-from gtco.support.sizes import said
+from gtco.support.sizes import sizes_text
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -127,7 +127,7 @@ def inspect_variants(library: Path, options: argparse.Namespace) -> dict[str, In
     shown = looked_at([one.get("sizes", {}) for one in every], options.all)
     peak_of = cache(measured_peak)  # of one machine, whatever the variant
     return {
-        said(one.get("sizes", {})): inspect(
+        sizes_text(one.get("sizes", {})): inspect(
             library,
             options.threads,
             options.profile and number in shown,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.support.errors import PACKAGES, ArtifactError, GtcoError
 from gtco.support.options import PRECISIONS
-from gtco.support.sizes import spread
+from gtco.support.sizes import evenly_spread
 
 if TYPE_CHECKING:
     from gtco.runtime.module import Model
@@ -134,4 +134,4 @@ def measured_peak(threads: int, operand: str) -> tuple[Peak | None, str | None]:
 
 def looked_at(sizes: Sequence[Mapping[str, int]], every: bool) -> Collection[int]:
     """The numbers of the variants that are measured and shown."""
-    return spread(sizes, len(sizes) if every else MOST_ROWS)
+    return evenly_spread(sizes, len(sizes) if every else MOST_ROWS)

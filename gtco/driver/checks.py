@@ -13,7 +13,7 @@ from gtco.support.errors import ModelError, OptionError, ShapeError, Unsupported
 from gtco.support.options import (
     check_place,
 )
-from gtco.support.sizes import said
+from gtco.support.sizes import sizes_text
 
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
@@ -119,4 +119,4 @@ def at_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
     except (ModelError, ShapeError, UnsupportedError) as error:
         if not sizes:
             raise
-        raise type(error)(f"at {said(sizes)}: {error}") from error
+        raise type(error)(f"at {sizes_text(sizes)}: {error}") from error

@@ -28,15 +28,15 @@ from gtco.runtime.writing.linking import build_artifact
 from gtco.search.records.records import Record, Records
 from gtco.support.options import CompileOptions
 from gtco.support.sizes import (
-    apart,
-    choices,
-    fixed,
-    names,
+    by_other_sizes,
+    evenly_spread,
+    fixed_sizes,
     names_of,
+    names_of_dimensions,
     range_of,
-    said,
-    spread,
-    stepped,
+    sizes_of_variants,
+    sizes_text,
+    stepped_ranges,
 )
 
 MOST_VERIFIED = 16  # variants of a library that --verify compares
@@ -69,9 +69,9 @@ class Library:
         shared = Shared()
 
         def at(sizes: Mapping[str, int]) -> Compilation:
-            places = {**fixed(self._way), **self._by_place(sizes)}
+            places = {**fixed_sizes(self._way), **self._by_place(sizes)}
             own = shared if self._several else None
-            label = said(sizes)
+            label = sizes_text(sizes)
             return compilation_at(
                 model, self.output, example_inputs, options, progress, places, own, label
             )
@@ -85,7 +85,7 @@ class Library:
         self._way = way
         self.range = range_of(way)
         self.axes: Mapping[str, int | None] = {}  # where tensors have samples, with a range
-        self.sizes: list[dict[str, int]] = choices(way)
+        self.sizes: list[dict[str, int]] = sizes_of_variants(way)
         if self.range is not None:
             tried = parts.candidates(self.range[1], self._cores, len(self.sizes))
             self.sizes = [{self.symbol: n, **others} for others in self.sizes for n in tried]
@@ -101,7 +101,7 @@ class Library:
 
     def _by_place(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """The sizes as the model's dimensions are named."""
-        places = names(self._way)
+        places = names_of_dimensions(self._way)
         return {place: size for name, size in sizes.items() for place in places[name]}
 
     def prepare(
@@ -152,7 +152,7 @@ class Library:
             return {run: built[number] for number, run in enumerate(self.compilations)}
         fused: dict[Compilation, Fused] = {}
         kept: list[int] = []
-        for _, own in apart(self.sizes, self.symbol):
+        for _, own in by_other_sizes(self.sizes, self.symbol):
             for run in (self.compilations[number] for number in own):
                 simple = run.simplify(lowered.pop(run), machine)
                 fused[run] = run.cut(simple, machine, records, shipped)
@@ -213,12 +213,13 @@ class Library:
         has its sizes, and what else that one took is still reported. Gives what of ``lowered``
         stays.
         """
-        old = {said(sizes): run for sizes, run in zip(self.sizes, self.compilations, strict=True)}
+        every = zip(self.sizes, self.compilations, strict=True)
+        old = {sizes_text(sizes): run for sizes, run in every}
         self._take(way)
         for number, (sizes, run) in enumerate(zip(self.sizes, self.compilations, strict=True)):
-            known = old.get(said(sizes), run)
+            known = old.get(sizes_text(sizes), run)
             if known in lowered and known.options == run.options:
-                self.compilations[number] = old.pop(said(sizes))
+                self.compilations[number] = old.pop(sizes_text(sizes))
         for run in self.compilations:
             check_dump(run.options.dump)
         for run in old.values():
@@ -250,7 +251,7 @@ class Library:
         proofs.ask(
             [
                 (others, {self._samples(n): self.compilations[n] for n in numbers})
-                for others, numbers in apart(self.sizes, self.symbol)
+                for others, numbers in by_other_sizes(self.sizes, self.symbol)
             ]
         )
         self.axes = proofs.axes
@@ -274,10 +275,10 @@ class Library:
         """
         if self.range is not None:
             return list(zip(self.compilations, self._verified_sums(), strict=True))
-        some = spread(self.sizes, MOST_VERIFIED)
+        some = evenly_spread(self.sizes, MOST_VERIFIED)
         first = self.compilations[0]
         if len(some) < len(self.sizes) and first.options.verify:
-            names = "; ".join(said(self.sizes[number]) for number in some)
+            names = "; ".join(sizes_text(self.sizes[number]) for number in some)
             note = f"{len(some)} of {len(self.sizes)} sizes were compared: {names}"
             for run in self.compilations:  # of all of them, so that it names none
                 if note not in run.report.notes:
@@ -288,7 +289,7 @@ class Library:
         assert self.range is not None
         every = [*self.range[1]]
         found: list[Mapping[str, int] | None] = []
-        for others, numbers in apart(self.sizes, self.symbol):
+        for others, numbers in by_other_sizes(self.sizes, self.symbol):
             own = [self._samples(number) for number in numbers]
             # a part that its own size does not run in is used by no size
             found += [{self.symbol: part, **others} for part in own[:-1]]
@@ -315,7 +316,8 @@ class Library:
                 break
             self._leave_for(way, {})
         if self.range is not None:
-            self._keep([n for n, one in enumerate(self.sizes) if said(one) in report.variants])
+            known = [sizes_text(one) in report.variants for one in self.sizes]
+            self._keep([number for number, there in enumerate(known) if there])
         first = self.compilations[0]
         report.phases = first.report.phases
         report.notes = [*report.notes, *(n for n in first.report.notes if n not in report.notes)]
@@ -340,7 +342,7 @@ class Library:
     def _reports(self) -> dict[str, CompileReport]:
         """The report of each variant, by its sizes."""
         variants = zip(self.sizes, self.compilations, strict=True)
-        return {said(sizes): run.report for sizes, run in variants}
+        return {sizes_text(sizes): run.report for sizes, run in variants}
 
     def finish(self, made: dict[Compilation, Built], folder: Path) -> None:
         """The library, made in ``folder`` and compared where that is asked for. Takes its own out
@@ -389,7 +391,7 @@ class Library:
             notes_of_all(self._reports()),
             facts.identity,
             Ranged(self.symbol, self.range[1], self.axes) if self.range else None,
-            stepped(self._way),
+            stepped_ranges(self._way),
         )
         for run, part, variant in zip(self.compilations, made, artifact.variants, strict=True):
             tell(run.report, variant.steps, artifact, part.generated)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.driver.compiled import CompileReport
 from gtco.report.facts import Facts, StageFacts
-from gtco.support.sizes import said
+from gtco.support.sizes import sizes_text
 
 if TYPE_CHECKING:
     from gtco.driver.linking.layers import StageLosses
@@ -23,7 +23,7 @@ def with_report(facts: Facts, report: CompileReport) -> Facts:
     reports = report.variants or {"": report}
     models = []
     for model in facts.models:
-        one = reports[said(model.sizes) if report.variants else ""]
+        one = reports[sizes_text(model.sizes) if report.variants else ""]
         tuning = tuning_facts(report, one)
         models.append(
             replace(

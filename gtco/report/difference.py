@@ -13,7 +13,7 @@ import networkx
 
 from gtco.report.facts import VERSION, Facts, ModelFacts, StageFacts
 from gtco.support.errors import OptionError
-from gtco.support.sizes import said
+from gtco.support.sizes import sizes_text
 
 FORMAT = "gtco-report-difference"
 State = Literal["same", "changed", "partition", "before only", "after only"]
@@ -91,7 +91,7 @@ def difference(before: Facts, after: Facts) -> Difference:
 
 def _signature(facts: Facts) -> str:
     first = facts.models[0]
-    sizes = f" ({said(first.sizes)})" if first.sizes else ""
+    sizes = f" ({sizes_text(first.sizes)})" if first.sizes else ""
     return f"{', '.join(first.inputs)} -> {', '.join(first.outputs)}{sizes}"
 
 

@@ -24,7 +24,7 @@ from gtco.runtime.plan import DTYPES
 from gtco.runtime.publish import weights_beside
 from gtco.runtime.variants import choose, described_variants
 from gtco.support.errors import ArtifactError
-from gtco.support.sizes import said, spread
+from gtco.support.sizes import evenly_spread, sizes_text
 from gtco.tensor.loops import Line
 
 # of a buffer that no stage wrote
@@ -57,9 +57,9 @@ def gather(library: Path, dims: Mapping[str, int] | None = None) -> Facts:
         variants = described_variants(metadata)
     notes = tuple(metadata.get("notes", ()))
     if len(variants) > MOST_MODELS:
-        every, some = len(variants), spread([one["sizes"] for one in variants], MOST_MODELS)
+        every, some = len(variants), evenly_spread([one["sizes"] for one in variants], MOST_MODELS)
         variants = [variants[number] for number in some]
-        names = "; ".join(said(one["sizes"]) for one in variants)
+        names = "; ".join(sizes_text(one["sizes"]) for one in variants)
         notes += (f"{len(some)} of {every} variants are shown: {names}; --dim chooses another one",)
     files = [library, *weights_beside(library)]
     facts = Facts(

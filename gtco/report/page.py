@@ -20,7 +20,7 @@ from gtco.report.graph import Picture, picture
 from gtco.report.roofline import roofline
 from gtco.report.words import loops_source, sketch_words
 from gtco.support.errors import BuildError, installing
-from gtco.support.sizes import said
+from gtco.support.sizes import sizes_text
 from gtco.support.version import __version__
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -133,7 +133,7 @@ def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
     return View(
         model=model,
         prefix=prefix,
-        title=said(model.sizes) if model.sizes else "",
+        title=sizes_text(model.sizes) if model.sizes else "",
         operators=sum(len(stage.operators) for stage in model.stages),
         peak=f"{text.percent(reached / peak)} of the {dtype} peak" if reached and peak else "",
         formats=", ".join(f"{text.nbytes(n)} {d}" for d, n in facts.weights_by_dtype.items()),
@@ -217,7 +217,7 @@ def difference_page(found: Difference) -> str:
             DifferenceView(
                 model=model,
                 prefix=prefix,
-                title=said(model.sizes) if model.sizes else "",
+                title=sizes_text(model.sizes) if model.sizes else "",
                 verdict=f"{text.ratio(model.before.seconds, model.after.seconds)} as fast",
                 counts=", ".join(f"{n} {WORDS[state]}" for state, n in states.items()) + ".",
                 notes=(both,) if one_sided else (),

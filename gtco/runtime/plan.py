@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
-from gtco.support.sizes import Range, said
+from gtco.support.sizes import Range, sizes_text
 
 ALIGNMENT = 64  # bytes, of every buffer that a kernel sees; GTCO_ALIGNMENT in csrc/plan.h
 
@@ -105,7 +105,7 @@ class Variant:
         return self.batch.unrolled(self.steps, self.inputs, self.outputs)
 
     def __str__(self) -> str:
-        return said(self.sizes)
+        return sizes_text(self.sizes)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gtco.runtime.plan import TensorSpec
 from gtco.support.errors import InputError
-from gtco.support.sizes import Range, apart, dimensions
+from gtco.support.sizes import Range, by_other_sizes, dimensions
 
 
 def known_sizes(
@@ -122,7 +122,7 @@ class Covered:
                     tuple(found["sizes"][n] for n in numbers),
                     tuple(found["nanoseconds"][n] for n in numbers),
                 )
-                for others, numbers in apart(variants, found["symbol"])
+                for others, numbers in by_other_sizes(variants, found["symbol"])
             ),
             found["axes"],
             metadata,

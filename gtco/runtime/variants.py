@@ -17,7 +17,7 @@ from gtco.runtime.plan import TensorSpec
 from gtco.runtime.ranges import Covered, another_range, known_sizes
 from gtco.runtime.tensors import Place, dense, shape_of, to_numpy
 from gtco.support.errors import InputError, OptionError
-from gtco.support.sizes import Range, said
+from gtco.support.sizes import Range, sizes_text
 
 
 class SizedModel:
@@ -62,7 +62,7 @@ class SizedModel:
         return [dense(array) for array in map(to_numpy, self.inputs, values)]
 
     def __str__(self) -> str:
-        return said(self.sizes)
+        return sizes_text(self.sizes)
 
 
 def described_variants(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -130,7 +130,7 @@ def choose_some(metadata: Mapping[str, Any], dims: Mapping[str, Any], where: obj
         if all(dims.get(name, size) == size for name, size in sizes.items())
     ]
     if not found:
-        raise OptionError(f"{where} was not compiled for {said(dims)} at once")
+        raise OptionError(f"{where} was not compiled for {sizes_text(dims)} at once")
     left = known_sizes(metadata, [choices[number] for number in found])
     left = {name: sizes for name, sizes in left.items() if len(sizes) > 1}
     if covered is None:
@@ -264,5 +264,5 @@ class Variants:
             models = self.covered.others
         return (
             f"the shapes of the inputs do not go together: {every}. This library was compiled for "
-            f"{'; '.join(map(said, models))}: sizes of one name are equal in all inputs"
+            f"{'; '.join(map(sizes_text, models))}: sizes of one name are equal in all inputs"
         )

@@ -193,7 +193,7 @@ def listed(dims: Mapping[str, Any]) -> dict[str, list[int]]:
     }
 
 
-def names(dims: Mapping[str, Any]) -> dict[str, list[str]]:
+def names_of_dimensions(dims: Mapping[str, Any]) -> dict[str, list[str]]:
     """The dimensions of the model that each name for readers stands for."""
     found: dict[str, list[str]] = {}
     for key, sizes in read(dims).items():
@@ -210,9 +210,9 @@ def _names_for_readers(key: str, given: Any) -> list[str]:
     return [given.symbol] if isinstance(given, Range) and given.symbol else names_of(key)
 
 
-def choices(dims: Mapping[str, Any]) -> list[dict[str, int]]:
+def sizes_of_variants(dims: Mapping[str, Any]) -> list[dict[str, int]]:
     """The sizes of each variant, by the dimension's name for readers: the product of the lists.
-    Dimensions of one size are in :func:`fixed` instead; there is one variant at least.
+    Dimensions of one size are in :func:`fixed_sizes` instead; there is one variant at least.
     """
     several = {key: sizes for key, sizes in listed(dims).items() if len(sizes) > 1}
     return [
@@ -227,10 +227,10 @@ def choices(dims: Mapping[str, Any]) -> list[dict[str, int]]:
 
 def several(dims: Mapping[str, Any]) -> bool:
     """True if a library of these sizes runs more than one shape, or a range in parts."""
-    return range_of(dims) is not None or len(choices(dims)) > 1
+    return range_of(dims) is not None or len(sizes_of_variants(dims)) > 1
 
 
-def spread(sizes: Sequence[Mapping[str, int]], most: int) -> list[int]:
+def evenly_spread(sizes: Sequence[Mapping[str, int]], most: int) -> list[int]:
     """The numbers of at most so many of the sizes, ascending: the smallest, the largest, and others
     evenly between them, by the product of the dimensions.
     """
@@ -240,12 +240,12 @@ def spread(sizes: Sequence[Mapping[str, int]], most: int) -> list[int]:
     return sorted(order[round(i * (len(sizes) - 1) / (most - 1))] for i in range(most))
 
 
-def fixed(dims: Mapping[str, Any]) -> dict[str, int]:
+def fixed_sizes(dims: Mapping[str, Any]) -> dict[str, int]:
     """The dimensions whose lists have one size, as the model names them."""
     return {name: s[0] for key, s in listed(dims).items() if len(s) == 1 for name in names_of(key)}
 
 
-def stepped(dims: Mapping[str, Any]) -> dict[str, Range]:
+def stepped_ranges(dims: Mapping[str, Any]) -> dict[str, Range]:
     """The ranges of several sizes each of which is compiled, by the name for readers."""
     return {
         name: sizes
@@ -265,7 +265,7 @@ def dimensions(sizes: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
     return found
 
 
-def apart(
+def by_other_sizes(
     every: Sequence[Mapping[str, int]], symbol: str
 ) -> list[tuple[dict[str, int], list[int]]]:
     """The choices of the sizes beside a range of the dimension ``symbol``, each once, and the
@@ -291,6 +291,6 @@ def _alternatives(sizes: Any) -> str:
     return "SIZE" if isinstance(sizes, Range) else "|".join(map(str, sizes))
 
 
-def said(sizes: Mapping[str, int]) -> str:
+def sizes_text(sizes: Mapping[str, int]) -> str:
     """The sizes of a variant, in words."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())

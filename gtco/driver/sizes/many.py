@@ -25,7 +25,7 @@ from gtco.runtime.artifact import MAX_STEPS
 from gtco.search.records.records import Record, Records
 from gtco.support.errors import OptionError
 from gtco.support.garbage import uncollected
-from gtco.support.sizes import apart, said
+from gtco.support.sizes import by_other_sizes, sizes_text
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
@@ -129,7 +129,7 @@ class Many:
         with workers.ahead() as ahead:
             while order:
                 number, done = order.popleft(), len(cut) + 1
-                shown = f"{done}/{many} sizes, {said(self.sizes[number])}"
+                shown = f"{done}/{many} sizes, {sizes_text(self.sizes[number])}"
                 self.progress("fuse", None, shown + wait(took, many))
                 size_start = time.perf_counter()
                 run = self.runs[number]
@@ -266,7 +266,7 @@ class Many:
         """
         if not self.symbol:
             return [[number] for number in range(len(self.sizes))]
-        return [numbers for _, numbers in apart(self.sizes, self.symbol)]
+        return [numbers for _, numbers in by_other_sizes(self.sizes, self.symbol)]
 
     def _ends(self, choices: list[list[int]]) -> list[list[int]]:
         """The choices at which all parts of a range are tried: those of the smallest and of the

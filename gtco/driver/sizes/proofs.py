@@ -26,7 +26,7 @@ from gtco.graph.samples import Samples, narrow, samples_along
 from gtco.machine.target import Machine
 from gtco.support.errors import GtcoError, ShapeError
 from gtco.support.nested import call_arguments
-from gtco.support.sizes import Range, said
+from gtco.support.sizes import Range, sizes_text
 
 Sizes = Mapping[str, int]
 
@@ -127,7 +127,7 @@ class Proofs:
         elif found.axes != self.axes:
             raise parts.Inseparable(
                 f"the samples along '{self.symbol}' are on other axes of the outputs at "
-                f"{said(others)} than at {said(self._first)}"
+                f"{sizes_text(others)} than at {sizes_text(self._first)}"
             )
 
     def _take(self, run: Compilation, graph: Graph, source: Compilation) -> None:

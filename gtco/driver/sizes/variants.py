@@ -20,7 +20,7 @@ from gtco.machine.target import Machine
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.plan import Batch, BufferRef, Cover, TensorSpec, Variant
-from gtco.support.sizes import Range, apart
+from gtco.support.sizes import Range, by_other_sizes
 from gtco.tensor.packing import Packing
 
 
@@ -88,7 +88,8 @@ def assemble_variants(
     cover = ranged.cover(variants) if ranged else None
     ones = variants
     if cover:  # the smallest part at each choice of the other sizes
-        ones = [variants[n[0]] for _, n in apart([part.sizes for part in parts], cover.symbol)]
+        groups = by_other_sizes([part.sizes for part in parts], cover.symbol)
+        ones = [variants[part_numbers[0]] for _, part_numbers in groups]
     sizes = [one.sizes for one in ones]
     inputs = symbolic([one.inputs for one in ones], sizes)
     outputs = symbolic([one.outputs for one in ones], sizes)

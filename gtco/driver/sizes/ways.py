@@ -19,11 +19,11 @@ from gtco.support.errors import OptionError, ShapeError
 from gtco.support.sizes import (
     MOST_VARIANTS,
     Range,
-    choices,
     listed,
     names_of,
     range_of,
     read,
+    sizes_of_variants,
 )
 
 MANY = 64  # sizes of a range of which each is compiled: fewer may do, and compile sooner
@@ -39,9 +39,9 @@ def ways(dims: Mapping[str, Any]) -> list[Dims]:
     ranges = [key for key, sizes in given.items() if isinstance(sizes, Range)]
     every = [_way(given, key) for key in (*ranges, None)]
     allowed = [way for way in every if way is not None]
-    fitting = [way for way in allowed if len(choices(way)) <= _most(way)]
+    fitting = [way for way in allowed if len(sizes_of_variants(way)) <= _most(way)]
     if not fitting:
-        nearest = min(allowed, key=lambda way: len(choices(way)))
+        nearest = min(allowed, key=lambda way: len(sizes_of_variants(way)))
         raise OptionError(f"dims: {_too_many(nearest)}")
     return fitting
 

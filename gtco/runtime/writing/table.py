@@ -12,7 +12,7 @@ from gtco.runtime.artifact import Artifact, variants_of
 from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.plan import DTYPES, BufferRef, Cover, Step, TensorSpec, Variant
 from gtco.support.errors import BuildError
-from gtco.support.sizes import Range, apart, said
+from gtco.support.sizes import Range, by_other_sizes, sizes_text
 
 CSRC = Path(__file__).parents[1] / "csrc"
 
@@ -105,8 +105,9 @@ def _range(cover: Cover, variants: Sequence[Variant]) -> list[str]:
     tensors = (*variants[0].inputs, *variants[0].outputs)
     axes = ["-1" if (axis := cover.axes[t.name]) is None else str(axis) for t in tensors]
     rows = []
-    for others, (first, *more) in apart([variant.sizes for variant in variants], cover.symbol):
-        comment = f" /* {comment_text(said(others))} */" if others else ""
+    of_each = [variant.sizes for variant in variants]
+    for others, (first, *more) in by_other_sizes(of_each, cover.symbol):
+        comment = f" /* {comment_text(sizes_text(others))} */" if others else ""
         at = f" + {first}" if first else ""
         rows.append(f"  {{{first}, {1 + len(more)}, cover_sizes{at}, cover_prices{at}}},{comment}")
     of = cover.sizes_of
@@ -280,7 +281,10 @@ def header_source(artifact: Artifact | GpuArtifact, file_name: str) -> str:
         of[cover.symbol] = str(cover.sizes_of)
     rest = [{k: n for k, n in variant.sizes.items() if k not in of} for variant in variants]
     whole = ", ".join(f"{name}={sizes}" for name, sizes in of.items())
-    compiled_for = [", ".join(filter(None, (whole, said(others)))) for others, _ in apart(rest, "")]
+    compiled_for = [
+        ", ".join(filter(None, (whole, sizes_text(others))))
+        for others, _ in by_other_sizes(rest, "")
+    ]
     if len(variants) < 2 and not cover:
         compiled_for = []
     comment = [

@@ -30,7 +30,7 @@ from gtco.report import gather
 from gtco.runtime.writing.table import CSRC
 from gtco.support.environment import c_compiler
 from gtco.support.errors import GtcoError, OptionError
-from gtco.support.sizes import Range, said, spread
+from gtco.support.sizes import Range, evenly_spread, sizes_text
 from tests.end_to_end.sizes.test_variants import random
 
 HEIGHTS, WIDTHS = (5, 16, 31), (7, 16, 24, 33)
@@ -127,13 +127,13 @@ def test_more_sizes_than_anchors() -> None:
             for mine, its in zip(model(x), session.run(None, {"x": x}), strict=True):
                 np.testing.assert_allclose(mine, its, rtol=1e-4, atol=2e-5)
         every = [{"height": h, "width": w} for h, w in product(heights, widths)]
-        fixed = {said(every[number]) for number in anchors(every)}
+        fixed = {sizes_text(every[number]) for number in anchors(every)}
 
         def forms(at_anchors: bool) -> set[str]:
             """What the products' kernels are, without the cuts."""
             found = set()
             for variant in model.variants:
-                if (said(variant.sizes) in fixed) == at_anchors:
+                if (sizes_text(variant.sizes) in fixed) == at_anchors:
                     for stage in variant.stages:
                         schedule = stage["schedule"]
                         if "tile" in schedule:
@@ -282,11 +282,11 @@ def test_too_many_steps_are_said_before_the_work() -> None:
 
 def test_which_sizes_are_compared() -> None:
     sizes = [{"height": h, "width": w} for h in range(8, 0, -1) for w in (3, 1, 2)]
-    some = spread(sizes, 6)
+    some = evenly_spread(sizes, 6)
     assert len(some) == 6 and some == sorted(set(some))
     assert {"height": 1, "width": 1} in [sizes[n] for n in some]
     assert {"height": 8, "width": 3} in [sizes[n] for n in some]
-    assert spread(sizes[:4], 6) == [0, 1, 2, 3]
+    assert evenly_spread(sizes[:4], 6) == [0, 1, 2, 3]
 
 
 def test_a_compile_of_many_sizes_says_what_is_of_all_of_them(

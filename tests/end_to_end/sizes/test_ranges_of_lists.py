@@ -17,7 +17,7 @@ from gtco.driver.compiled import CompiledModel
 from gtco.driver.sizes.ways import ways
 from gtco.runtime.module import Model, load
 from gtco.support.errors import InputError, OptionError, ShapeError
-from gtco.support.sizes import Range, choices, range_of
+from gtco.support.sizes import Range, range_of, sizes_of_variants
 from tests.end_to_end.sizes.test_ranges import mixing
 from tests.end_to_end.sizes.test_ranges_and_lists import PLAIN, images
 from tests.end_to_end.sizes.test_variants import batched, named, random
@@ -229,7 +229,7 @@ def test_ways() -> None:
     """A range in parts comes first, and what there is no room for is left out."""
 
     def said(dims: dict[str, Any]) -> list[tuple[str, int]]:
-        found = [(range_of(way), len(choices(way))) for way in ways(dims)]
+        found = [(range_of(way), len(sizes_of_variants(way))) for way in ways(dims)]
         return [(parted[0] if parted else "", number) for parted, number in found]
 
     assert said({"a": [1, 2]}) == [("", 2)]

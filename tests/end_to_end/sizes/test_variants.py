@@ -28,7 +28,7 @@ from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.options import Tune
-from gtco.support.sizes import choices, fixed
+from gtco.support.sizes import fixed_sizes, sizes_of_variants
 from tests.golden.test_plan import TOKENS, WIDTH, tiny
 from tests.runtime.test_models import compile_kernels
 
@@ -288,10 +288,8 @@ def test_dims_that_the_model_or_another_option_does_not_take(tmp_path: Path) -> 
 
 
 def test_lists_of_one_size_are_static() -> None:
-    assert choices({"batch": [3], "x.1": 4}) == [{}] and fixed({"batch": [3], "x.1": 4}) == {
-        "batch": 3,
-        "x.1": 4,
-    }
+    dims = {"batch": [3], "x.1": 4}
+    assert sizes_of_variants(dims) == [{}] and fixed_sizes(dims) == {"batch": 3, "x.1": 4}
     with compile_model(batched(), dims={"batch": [3]}) as compiled:
         assert compiled.dims == {} and compiled.inputs[0].shape == (3, TOKENS, WIDTH)
         assert len(compiled.stages) == 3
