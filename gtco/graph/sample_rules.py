@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
@@ -13,15 +13,17 @@ from gtco.tensor.stage import Operator, TensorType
 @dataclass(frozen=True)
 class Along:
     """Where a tensor has its samples: index ``(o * n + sample) * inner + i`` of ``axis``, with o
-    below ``outer`` and i below ``inner``.
+    below ``outer`` and i below ``inner``. Integers may grow by ``step`` from each sample to the
+    next: numbers of rows of a table that has so many rows of each sample.
     """
 
     axis: int
     outer: int = 1
     inner: int = 1
+    step: int = 0
 
     def at(self, axis: int) -> Along:
-        return Along(axis, self.outer, self.inner)
+        return replace(self, axis=axis)
 
 
 Place = Along | None  # None: the same for all samples
@@ -257,6 +259,38 @@ RULES: Mapping[str, Callable[[Call], Place]] = {
     "resize2d": _images("channels"),
     "grid_sample": _grid_sample,
 }
+
+
+# what only moves numbers, or makes them of another dtype
+_MOVING = frozenset("identity reshape permute slice broadcast cast".split())
+
+
+def place_of(call: Call) -> Place:
+    """Where the result of an operator has the samples. Raises :class:`Mixed`."""
+    steps = [place.step if place else 0 for place in call.places]
+    if not any(steps):
+        return rule_of(call.small.kind)(call)
+    kind = call.small.kind
+    places = tuple(replace(place, step=0) if place else None for place in call.places)
+    plain = replace(call, places=places)
+    if kind == "gather" and steps[0] == 0:
+        return _own_rows(plain, steps[1])
+    rule = elementwise if kind == "add" else rule_of(kind) if kind in _MOVING else None
+    if rule is not None and (place := rule(plain)) is not None:
+        return replace(place, step=sum(steps))
+    raise Mixed("reads a constant that has other values for each sample")
+
+
+def _own_rows(call: Call, step: int) -> Place:
+    """Rows of a table that has ``step`` rows of each sample, one sample after the other: each
+    sample's indices name rows of its own, if they are within the bounds that ONNX demands.
+    """
+    data, indices = call.places
+    axis = call.small["axis"]
+    if data is None or (data.axis, data.outer, data.inner) != (axis, 1, step):
+        raise Mixed("looks samples up by the indices of other samples")
+    assert indices is not None
+    return indices.at(axis + indices.axis)
 
 
 def rule_of(kind: str) -> Callable[[Call], Place]:

@@ -22,7 +22,7 @@ from types import MappingProxyType
 import numpy as np
 
 from gtco.graph.graph import Graph
-from gtco.graph.sample_rules import Along, Call, Mixed, Place, rule_of
+from gtco.graph.sample_rules import Along, Call, Mixed, Place, place_of
 from gtco.support.errors import ShapeError
 from gtco.tensor.stage import Operator, TensorType
 
@@ -73,6 +73,8 @@ class Samples:
                     return None
                 one, several = (1, factor) if place.outer == 1 else (factor, 1)
                 place = Along(place.axis, one, several)
+                if graph.is_constant(its):
+                    place = replace(place, step=_step(graph.constants[its], place, self.size) or 0)
             if places.setdefault(its, place) != place:
                 return None
         return self._resized(graph, size, places)
@@ -153,6 +155,8 @@ def outermost(kind: TensorType, place: Along) -> bool:
 
 
 def _require_outermost(role: str, tensor: str, kind: TensorType, place: Place, name: str) -> None:
+    if place is not None and place.step:
+        raise ShapeError(f"{role} '{tensor}' has the numbers of its samples in it")
     if place is not None and not outermost(kind, place):
         raise ShapeError(
             f"{role} '{tensor}' has '{name}' on axis {place.axis}, which is not its outermost axis"
@@ -222,6 +226,13 @@ class _Walk:
                 found = Along(place.axis, outer, inner)
                 self.repeated.setdefault(source, found)  # any other way to read it is as good
                 return found
+        for outer, inner in tries:
+            found = Along(place.axis, outer, inner)
+            step = _step(a, found, n)
+            if step and step == _step(b, found, m):
+                first, other = (_first(x, found, size) for x, size in ((a, n), (b, m)))
+                if _equal(first, other):
+                    return self.repeated.setdefault(source, replace(found, step=step))
         raise Mixed("reads a constant that has other values for each sample")
 
     def _place(self, call: Call) -> Place:
@@ -239,7 +250,7 @@ class _Walk:
             raise Mixed("has attributes that depend on the size")
         if all(place is None for place in call.places):
             return None
-        return rule_of(op.kind)(call)
+        return place_of(call)
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
@@ -250,17 +261,46 @@ def one_sample(
     array: np.ndarray, axis: int, outer: int, size: int, inner: int
 ) -> np.ndarray | None:
     """The part of a constant that is the same for all samples; None if it is not."""
-    shape = (*array.shape[:axis], outer, size, inner, *array.shape[axis + 1 :])
-    apart = np.moveaxis(array.reshape(shape), axis + 1, 0)
+    apart = _apart(array, Along(axis, outer, inner), size)
     first = np.ascontiguousarray(apart[0])
     same = all(np.ascontiguousarray(one).tobytes() == first.tobytes() for one in apart[1:])
     return first if same else None
 
 
-def _repeated(array: np.ndarray, place: Along, size: int) -> np.ndarray:
-    """A constant that repeats one sample, for another number of them. Where it can be it is a view
-    without memory of its own, as what broadcasts a constant makes.
+def _apart(array: np.ndarray, place: Along, size: int) -> np.ndarray:
+    """A constant with its ``size`` samples along a first axis of their own."""
+    axis = place.axis
+    shape = (*array.shape[:axis], place.outer, size, place.inner, *array.shape[axis + 1 :])
+    return np.moveaxis(array.reshape(shape), axis + 1, 0)
+
+
+def _first(array: np.ndarray, place: Along, size: int) -> np.ndarray:
+    return np.ascontiguousarray(_apart(array, place, size)[0])
+
+
+def _step(array: np.ndarray, place: Along, size: int) -> int | None:
+    """By how much the integers of a constant grow from each sample to the next; None if they do
+    not, or not all alike.
     """
+    if array.dtype.kind not in "iu" or not array.size:
+        return None
+    apart = _apart(array, place, size).astype(np.int64)
+    steps = np.unique(apart[1:] - apart[:-1])
+    return int(steps[0]) if steps.size == 1 and steps[0] > 0 else None
+
+
+def _repeated(array: np.ndarray, place: Along, size: int) -> np.ndarray:
+    """A constant that repeats one sample, or counts samples, for another number of them. Where it
+    can be it is a view without memory of its own, as what broadcasts a constant makes.
+    """
+    if place.step:
+        samples = array.shape[place.axis] // (place.outer * place.inner)
+        numbers = np.arange(size, dtype=array.dtype) * array.dtype.type(place.step)
+        first = _first(array, place, samples)
+        made = first + numbers.reshape((size, *[1] * first.ndim))
+        made = np.moveaxis(made, 0, place.axis + 1)
+        whole = (place.outer * size * place.inner,)
+        return made.reshape((*array.shape[: place.axis], *whole, *array.shape[place.axis + 1 :]))
     before, behind = array.shape[: place.axis], array.shape[place.axis + 1 :]
     samples = array.shape[place.axis] // (place.outer * place.inner)
     apart = array.reshape((*before, place.outer, samples, place.inner, *behind))

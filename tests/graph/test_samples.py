@@ -74,11 +74,23 @@ def with_token(graph: Graph, n: int) -> str:
     return graph.add("gather", (tokens, graph.add_constant(np.array(0))), axis=1)
 
 
+def best_token(graph: Graph, n: int) -> str:
+    """The rows of a table of all samples' tokens, by numbers that count the samples."""
+    tokens = reshape(graph, "x", n, 64, 4)
+    best = graph.add("argmax", (tokens,), TensorType((n, 4), "int64"), axis=1, keepdims=False)
+    first = graph.add_constant((np.arange(n) * 64).reshape(n, 1) + 1)
+    rows = graph.add("add", (best, graph.add("reshape", (first,), TensorType((n, 1), "int64"))))
+    rows = graph.add("add", (rows, graph.add_constant(np.array(-1))))
+    rows = graph.add("permute", (rows,), axes=(0, 1))
+    rows = graph.add("cast", (rows,), TensorType((n, 4), "int32"))
+    return graph.add("gather", (reshape(graph, tokens, n * 64, 4), rows), axis=0)
+
+
 def windows_out(graph: Graph, n: int) -> str:
     return reshape(graph, "x", n * 8, 8, 4)
 
 
-@pytest.mark.parametrize("body", [windows, heads_first, with_token, windows_out])
+@pytest.mark.parametrize("body", [windows, heads_first, with_token, best_token, windows_out])
 def test_models_that_run_in_parts(body: Body) -> None:
     assert axis_of(images, body) == 0
     whole = graph_of(images, body, 5)
@@ -131,6 +143,17 @@ def ranked(graph: Graph, n: int) -> str:
     return graph.add("add", ("x", constant(graph, n, 1, 1, 1)))
 
 
+def others_rows(graph: Graph, n: int) -> str:
+    """Numbers of rows that leave out some of each sample's."""
+    first = graph.add_constant(np.arange(n) * 32)
+    return graph.add("gather", (reshape(graph, "x", n * 64, 4), first), axis=0)
+
+
+def number(graph: Graph, n: int) -> str:
+    """A sample's number, as a result."""
+    return graph.add_constant(np.arange(n, dtype=np.int64) * 3)
+
+
 def counted(graph: Graph, n: int) -> str:
     return graph.add("multiply", ("x", graph.add_constant(np.float32(1 / n))))
 
@@ -172,6 +195,8 @@ def columns(graph: Graph, n: int) -> str:
         (turned, "operator slice.* attributes that depend on the size"),
         (first, "operator slice.* takes some of the samples"),
         (ranked, "operator add.* a constant that has other values for each sample"),
+        (others_rows, "operator gather.* by the indices of other samples"),
+        (number, "output 'y' has the numbers of its samples in it"),
         (counted, "operator multiply.* a constant whose values depend on the size"),
         (last, "output 'y' has 'batch' on axis 1, which is not its outermost axis"),
         (picked, "operator gather.* picks samples"),
@@ -323,10 +348,11 @@ def test_drawn_graphs() -> None:
     assert outcomes["proven"] > 60 and outcomes["refused, operator"] > 60, outcomes
 
 
-def test_a_constant_of_each_sample_is_repeated_as_often_as_there_are_samples() -> None:
-    found = samples_along(*(graph_of(images, with_token, n) for n in (2, 4)), (2, 4), "batch")
+@pytest.mark.parametrize("body", [with_token, best_token])
+def test_a_constant_of_each_sample_is_for_as_many_as_there_are_samples(body: Body) -> None:
+    found = samples_along(*(graph_of(images, body, n) for n in (2, 4)), (2, 4), "batch")
     for n in (1, 3, 7):
-        made, wanted = found.at(n).check(), graph_of(images, with_token, n)
+        made, wanted = found.at(n).check(), graph_of(images, body, n)
         assert made.dump() == wanted.dump()
         x = np.random.default_rng(n).standard_normal(images(n)).astype(np.float32)
         np.testing.assert_array_equal(made.evaluate({"x": x})["y"], wanted.evaluate({"x": x})["y"])

@@ -21,6 +21,7 @@ from gtco.graph.lower.context import result_type as _type
 from gtco.tensor.stage import TensorType
 
 INDEXED = 2**31  # int32 counts fewer elements than this
+PLACES = ("topk", "argmax", "argmin")  # these make numbers that are not negative
 ORDERED = ("float32", "int32", "int16", "uint16", "int8", "uint8")
 
 
@@ -58,12 +59,13 @@ def _elements(lowering: Lowering, shape: Sequence[int], indices: str, axis: int,
     strides = [prod(shape[a + 1 :]) for a in range(len(shape))]
     flat = _times(lowering, _as(lowering, indices, dtype), strides[axis])
     for axes in (range(axis), range(axis + 1, len(shape))):
+        if not axes:
+            continue  # zeros are added nevertheless: a batch of 1 has the operators of any other
         base = numpy.zeros((1,) * len(shape), dtype)
         for a in axes:
             along = numpy.arange(taken[a], dtype=dtype) * strides[a]
             base = base + along.reshape([-1 if b == a else 1 for b in range(len(shape))])
-        if base.any():
-            flat = lowering.emit("add", (flat, lowering.constant(base, dtype)))
+        flat = lowering.emit("add", (flat, lowering.constant(base, dtype)))
     return flat
 
 
@@ -74,10 +76,7 @@ def _rows(lowering: Lowering, shape: Sequence[int], indices: str, batch: int, dt
     *places, count = _shape(lowering, indices)
     sizes = shape[batch : batch + count]
     total: str | None = None
-    for n in range(count):
-        made = TensorType((*places, 1), lowering.type(indices).dtype)
-        begin = [0] * len(places) + [n]
-        one = lowering.emit("slice", (indices,), made, begin=begin, strides=[1] * len(begin))
+    for n, one in enumerate(_columns(lowering, indices, sizes)):
         one = _as(lowering, lowering.reshape(one, tuple(places)), dtype)
         one = _times(lowering, one, prod(sizes[n + 1 :]))
         total = one if total is None else lowering.emit("add", (total, one))
@@ -90,6 +89,64 @@ def _rows(lowering: Lowering, shape: Sequence[int], indices: str, batch: int, dt
     return total
 
 
+def _columns(lowering: Lowering, indices: str, sizes: Sequence[int]) -> list[str]:
+    """The indices of each axis of these ``sizes``, [..., 1]. Where they were put side by side, what
+    was.
+    """
+    *places, _ = _shape(lowering, indices)
+    made = TensorType((*places, 1), lowering.type(indices).dtype)
+    op = lowering.graph.producer(signed(lowering, indices))
+    if op is not None and op.kind == "concat" and op["axis"] == len(places):
+        if all(lowering.type(source) == made for source in op.inputs):
+            parts = zip(op.inputs, sizes, strict=True)
+            return [_counted_up(lowering, source, size) for source, size in parts]
+    return [
+        lowering.emit(
+            "slice",
+            (indices,),
+            made,
+            begin=[*[0] * len(places), n],
+            strides=[1] * (len(places) + 1),
+        )
+        for n in range(len(sizes))
+    ]
+
+
+def _counted_up(lowering: Lowering, indices: str, extent: int) -> str:
+    """The indices with negative ones made positive, if there may be some."""
+    op = lowering.graph.producer(indices)
+    while op is not None and op.kind in ("reshape", "cast"):
+        op = lowering.graph.producer(op.inputs[0])
+    if op is not None and op.kind in PLACES:
+        return indices
+    return _not_negative(lowering, indices, extent)
+
+
+def signed(lowering: Lowering, indices: str) -> str:
+    """The indices before the importer made the negative ones positive. A gather does
+    that itself.
+    """
+    producer = lowering.graph.producer
+    chosen = producer(indices)
+    if chosen is None or chosen.kind != "where":
+        return indices
+    test, counted = producer(chosen.inputs[0]), producer(chosen.inputs[1])
+    given = chosen.inputs[2]
+    if test is None or counted is None or (test.kind, counted.kind) != ("less", "add"):
+        return indices
+    zero = lowering.array(test.inputs[1])
+    known = all(_same(lowering, op.inputs[0], given) for op in (test, counted))
+    return given if known and zero is not None and not zero.any() else indices
+
+
+def _same(lowering: Lowering, one: str, other: str) -> bool:
+    """True if both are one tensor, or constants of the same values: each use of a constant in Relax
+    has a name of its own.
+    """
+    a, b = lowering.array(one), lowering.array(other)
+    return one == other or (a is not None and b is not None and numpy.array_equal(a, b))
+
+
 def _not_negative(lowering: Lowering, indices: str, extent: int) -> str:
     """The indices with negative ones, which count from the end, made positive."""
     dtype = lowering.type(indices).dtype
@@ -99,6 +156,18 @@ def _not_negative(lowering: Lowering, indices: str, extent: int) -> str:
     test = lowering.emit("less", (indices, lowering.constant(0, dtype)))
     wrapped = lowering.emit("add", (indices, lowering.constant(extent, dtype)))
     return lowering.emit("where", (test, wrapped, indices))
+
+
+def rows_of_each(lowering: Lowering, rows: str, shape: Sequence[int]) -> str:
+    """The numbers ``rows`` [..., count] of rows of each place of the first axes as numbers in a
+    table of all their rows. ``shape``: those axes, and the number of rows of each.
+    """
+    *places, count = shape
+    dtype = "int32" if prod(shape) < INDEXED else "int64"
+    rows = _counted_up(lowering, rows, count)
+    first = numpy.arange(prod(places), dtype=dtype) * count
+    constant = lowering.constant(first.reshape((*places, 1)), dtype)
+    return lowering.emit("add", (_as(lowering, rows, dtype), constant))
 
 
 # reading ------------------------------------------------------------------------------------------

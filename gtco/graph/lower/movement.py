@@ -12,7 +12,7 @@ from tvm import relax
 
 from gtco.graph.lower.context import Lowering, Rule, integer, integers, tensor_type
 from gtco.graph.lower.context import result_type as _type
-from gtco.graph.lower.indexing import gather_elements
+from gtco.graph.lower.indexing import gather_elements, rows_of_each, signed
 from gtco.tensor.stage import TensorType
 
 
@@ -66,48 +66,30 @@ def _flip(lowering: Lowering, call: relax.Call) -> str:
 
 
 def _gather_elements(lowering: Lowering, call: relax.Call) -> Any:
-    """Picks whole slices if the indices are the same for all other axes (a row's number repeated
-    along the row, as detectors pick their queries).
+    """Picks whole rows if the indices are the same for all axes behind (a row's number repeated
+    along the row, as detectors pick their queries). Axes before it have rows of their own: the
+    table has the rows of all of them. A batch of 1 has the operators of any other.
     """
     x, indices = (lowering.value(argument) for argument in call.args[:2])
-    shape, taken = lowering.type(x).shape, tuple(map(int, lowering.type(indices).shape))
+    shape = tuple(map(int, lowering.type(x).shape))
+    taken = tuple(map(int, lowering.type(indices).shape))
     axis = integer(call.attrs.axis) % len(shape)
-    indices = signed(lowering, indices)
     if 0 in taken or shape[:axis] + shape[axis + 1 :] != taken[:axis] + taken[axis + 1 :]:
         return None
-    source, places = _origin(lowering, indices)
-    vector = places[tuple(slice(None) if i == axis else 0 for i in range(len(taken)))]
-    along = vector.reshape([-1 if i == axis else 1 for i in range(len(taken))])
-    if vector.size != lowering.type(source).size or (places != along).any():
+    source, places = _origin(lowering, signed(lowering, indices))
+    behind = len(shape) - axis - 1
+    first: tuple[Any, ...] = (..., *[0] * behind)
+    vector = places[first]
+    if vector.size != lowering.type(source).size or (vector.ravel() != range(vector.size)).any():
         return None
-    if (vector != numpy.arange(vector.size)).any():
+    if (places != vector.reshape((*vector.shape, *[1] * behind))).any():
         return None
-    return lowering.emit("gather", (x, lowering.reshape(source, (vector.size,))), axis=axis)
-
-
-def signed(lowering: Lowering, indices: str) -> str:
-    """The indices before the importer made the negative ones positive. A gather does
-    that itself.
-    """
-    producer = lowering.graph.producer
-    chosen = producer(indices)
-    if chosen is None or chosen.kind != "where":
-        return indices
-    test, counted = producer(chosen.inputs[0]), producer(chosen.inputs[1])
-    given = chosen.inputs[2]
-    if test is None or counted is None or (test.kind, counted.kind) != ("less", "add"):
-        return indices
-    zero = lowering.array(test.inputs[1])
-    known = all(_same(lowering, op.inputs[0], given) for op in (test, counted))
-    return given if known and zero is not None and not zero.any() else indices
-
-
-def _same(lowering: Lowering, one: str, other: str) -> bool:
-    """True if both are one tensor, or constants of the same values: each use of a constant in Relax
-    has a name of its own.
-    """
-    a, b = lowering.array(one), lowering.array(other)
-    return one == other or (a is not None and b is not None and numpy.array_equal(a, b))
+    rows = lowering.reshape(source, vector.shape)
+    if axis == 0:
+        return lowering.emit("gather", (x, rows), axis=0)
+    rows = rows_of_each(lowering, rows, shape[: axis + 1])
+    table = lowering.reshape(x, (prod(shape[: axis + 1]), *shape[axis + 1 :]))
+    return lowering.emit("gather", (table, rows), axis=0)
 
 
 def _origin(lowering: Lowering, tensor: str) -> tuple[str, numpy.ndarray]:

@@ -17,9 +17,9 @@ from tvm import relax
 from gtco.graph.lower.context import Lowering, NoRule, Rule, integer, integers
 from gtco.graph.lower.context import result_type as _type
 from gtco.graph.lower.einsum import einsum
-from gtco.graph.lower.indexing import INDEXING_RULES
+from gtco.graph.lower.indexing import INDEXING_RULES, signed
 from gtco.graph.lower.layers import LAYER_RULES
-from gtco.graph.lower.movement import MOVEMENT_RULES, signed
+from gtco.graph.lower.movement import MOVEMENT_RULES
 from gtco.graph.lower.quantization import QUANTIZATION_RULES
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import TensorType
