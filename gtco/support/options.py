@@ -25,7 +25,7 @@ MOST_THREADS = 1024  # that a library runs by (MAX_THREADS of runtime/csrc/api.c
 
 def whole_number(least: int, most: int | None = None) -> str:
     """The wanted number, in words."""
-    wanted = f"of {least} or more" if most is None else f"from {least} to {most:,}"
+    wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
     return f"a whole number {wanted}"
 
 

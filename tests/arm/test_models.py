@@ -131,7 +131,7 @@ def test_denormals_are_flushed_and_what_cannot_run_here_says_so(
     assert "not measured: a library for aarch64" in capsys.readouterr().out
     with pytest.raises(ArtifactError, match="compile_to_file"):
         gtco.compile_model(scaled(), target="cortex-a76")
-    with pytest.raises(OptionError, match="tune where the library is to run"):
+    with pytest.raises(OptionError, match="Tune where the library will run"):
         compile_to_file(scaled(), path, target="cortex-a76", tune="quick")
 
 

@@ -109,7 +109,7 @@ def test_what_is_of_cpus_alone_says_so():
     ("given", "reason"),
     [
         ({"threads": 4}, "threads=4: 'cuda:sm_80' is a GPU"),
-        ({"records": Path("x.sqlite")}, "records='x.sqlite': there is no.*measures nothing"),
+        ({"records": Path("x.sqlite")}, "records='x.sqlite': the file.*measures nothing"),
     ],
 )
 def test_options_of_cpus_are_refused_for_gpus(given, reason):

@@ -95,7 +95,7 @@ def test_outputs_and_records_in_a_folder_that_may_not_be_entered(closed: Path) -
     place = closed / "inside"
     with pytest.raises(OptionError, match=r"cannot be written: Permission denied\. Choose another"):
         gtco.compile_to_file(mlp(), place / "m.so")
-    with pytest.raises(OptionError, match="there is no such file"):
+    with pytest.raises(OptionError, match="the file does not exist"):
         gtco.compile_to_file(mlp(), "m.so", records=place / "r")
     with pytest.raises(RecordError, match="does not exist or may not be entered"):
         Records(place / "r", write=True)

@@ -237,7 +237,7 @@ def test_a_compile_follows_it_where_measuring_is_asked_for(folder: Path, tmp_pat
     def schedule(**options: object) -> tuple[object, list[str], list[dict[str, object]]]:
         compiled = gtco.compile_model(made, verify=True, **options)
         (stage,) = [s for s in compiled.stages if s["key"] == rival.stage]
-        followed = [note for note in compiled.report.notes if "come with it" in note]
+        followed = [note for note in compiled.report.notes if "ship with gtco" in note]
         return stage["schedule"], followed, compiled.report.tuning
 
     chosen, notes, results = schedule(tune=effort)

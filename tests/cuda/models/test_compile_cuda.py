@@ -119,7 +119,7 @@ def test_what_is_tuned_is_of_cpus(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("--target cuda:sm_80 --verify", "--verify (verify=True) runs the library, and no GPU"),
         ("--target cuda:sm_80 --threads 2", "is a GPU"),
         ("--target cuda:sm_80 --tune quick", "gtco candidates"),
-        ("--target cuda:sm_80 --records r.sqlite", "no such file"),
+        ("--target cuda:sm_80 --records r.sqlite", "the file does not exist"),
         ("--target x86-64-v3 --precision fp16", "fp16 is for GPUs"),
     ],
 )
