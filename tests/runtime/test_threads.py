@@ -121,8 +121,8 @@ def test_tasks_are_shared_out(threads: int, tmp_path: Path) -> None:
             time.sleep(0.02)  # the workers may fall asleep or stay awake
 
 
-# These count, so no range of theirs may be begun again where its thread lost the CPU. They call code
-# outside of the library, as they say by abort().
+# These count, so no range of theirs may be begun again where its thread lost the CPU. Code that
+# calls something outside of the library, as abort(), is not.
 COUNTS = """
 #include <stdint.h>
 #include <stdlib.h>
