@@ -122,9 +122,7 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
     except Exception as error:
         raise VerificationError(
             f"ONNX Runtime {ort.__version__} cannot open the model, so it cannot be verified: "
-            f"{str(error).strip().rstrip('.')}. Export it for an opset that this version has "
-            "(onnx.version_converter converts some), install a newer onnxruntime, or compile "
-            "without verifying"
+            f"{str(error).strip().rstrip('.')}. {_advice(str(error))}, or compile without verifying"
         ) from error
     if _has_attention(inlined):
         try:
@@ -173,6 +171,16 @@ def _inlined(source: str | bytes) -> Any:
     from gtco.support.onnx_order import in_order
 
     return in_order(inlined(_read(source)))
+
+
+def _advice(error: str) -> str:
+    """What helps against an error of ONNX Runtime that opens a model."""
+    if "Type Error" in error:
+        return "Its types break a rule of ONNX: export or convert it again"
+    return (
+        "Export it for an opset that this version has (onnx.version_converter converts some), "
+        "install a newer onnxruntime"
+    )
 
 
 def _whole(source: str | bytes, folder: str | None) -> Any:

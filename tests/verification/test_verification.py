@@ -285,6 +285,16 @@ def test_a_format_newer_than_onnx_runtime_reads(form, tmp_path):
         verify(Fake(softmax), model)
 
 
+def test_a_model_that_breaks_a_rule_of_types_needs_no_other_opset():
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]>
+        g (float[2] x, float16[2] h) => (float[2] y) { y = Add(x, h) }"""
+    )
+    with pytest.raises(VerificationError, match=r"Type Error.*break a rule of ONNX") as said:
+        verify(Fake(softmax), model)
+    assert "opset that this version has" not in str(said.value)
+
+
 @pytest.mark.parametrize("form", ["proto", "path"])
 def test_a_row_that_finfo_min_masks_is_the_mean_for_onnxs_attention_too(form, tmp_path):
     """ONNX Runtime's kernel for it gives 0. ONNX's definition, PyTorch and gtco give the mean of
