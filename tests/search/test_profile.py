@@ -216,9 +216,12 @@ def test_a_cache_that_cannot_be_written(
 def test_a_machine_that_could_not_be_measured(
     measured: list[Target], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """There is no table then, but a note. The next processes do not try, and later ones do."""
-    tried, now = [], [1e9]
+    """There is no table then, but a note. The next processes do not try while others are busy, and
+    later ones do.
+    """
+    tried, now, share = [], [1e9], [0.5]
     monkeypatch.setattr(profile.time, "time", lambda: now[0])
+    monkeypatch.setattr(profile, "share_of_others", lambda seconds: share[0])
 
     def in_vain(machine: Target, say: object) -> MachineRates:
         tried.append(machine)
@@ -235,6 +238,10 @@ def test_a_machine_that_could_not_be_measured(
         now[0] += moved
         assert profile.known(MACHINE) == (times == len(tried))
         assert found(MACHINE) is None and len(tried) == times
+    share[0] = 0.1
+    monkeypatch.setattr(profile, "_again", {})
+    assert not profile.known(MACHINE)
+    assert found(MACHINE) is None and len(tried) == 4
 
 
 def test_a_folder_that_cannot_be_written_where_nothing_was_measured(

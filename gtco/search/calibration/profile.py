@@ -2,7 +2,7 @@
 kept in the user's cache folder (``GTCO_CACHE``), under a key of everything that it depends on.
 
 If the machine cannot be measured, because memory or time is short, there is no table, and the
-constants of the target are used. It is tried again after some minutes.
+constants of the target are used. It is tried again when others are not busy, or some minutes later.
 
 A table that was measured beside busy processes is wrong: a barrier takes ten times as long, and
 the rates are too low, each by another factor. So the file says which share of the CPUs the others
@@ -43,7 +43,7 @@ OTHERS_BOUNDS = (0.0, 1.0)
 BUSY, SAMPLE_SECONDS = 0.2, 0.2
 MOST_TIMES = 3
 TIMES_BOUNDS = (1, MOST_TIMES)
-LATER = 600.0  # seconds after a failure in which no compile measures
+LATER = 600.0  # seconds after a failure in which no compile measures while others are busy
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def machine_table(target: Target, say: Callable[[str], None] = lambda what: None
                 return MachineTable(table_of(target, before))
             note = (
                 f"this machine was not measured: {why}. Kernels are chosen by the constants of "
-                f"{target.mcpu}; a compile after {LATER / 60:.0f} minutes measures again"
+                f"{target.mcpu}; a later compile measures again"
             )
             if save(path, {"key": machine_key(target), "failed": note, "at": time.time()}):
                 _unkept[path] = MachineTable(None, note)
@@ -107,15 +107,20 @@ def known(target: Target) -> bool:
 
 
 def _failed(path: Path, key: Mapping[str, Any]) -> str:
-    """The note of a process that could not measure the machine a short time ago; "" if there is
-    none.
+    """The note of a process that could not measure the machine a short time ago, while others are
+    busy; "" if there is none. Each process asks once whether they are.
     """
     try:
         data = json.loads(path.read_text())
         recent = 0 <= time.time() - float(data["at"]) < LATER
-        return str(data["failed"]) if recent and data["key"] == key else ""
+        if not recent or data["key"] != key:
+            return ""
+        note = str(data["failed"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ""
+    if path not in _again:
+        _again[path] = share_of_others(SAMPLE_SECONDS) < BUSY
+    return "" if _again[path] else note
 
 
 def _measures_again(path: Path, before: MachineRates) -> bool:
