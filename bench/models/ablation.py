@@ -97,31 +97,33 @@ class _OneMicroKernel(AnalyticPolicy):
         return (max(decision.options, key=cells),)
 
 
-class NoWinograd(Compilation):
+class WithoutSketches(Compilation):
+    """Leaves out the kernels of these sketches."""
+
+    sketches: tuple[str, ...]
+
+    def predicting(self, machine: Machine) -> Policy:
+        policy = _copied(_Without, super().predicting(machine))
+        policy.names = self.sketches
+        return policy
+
+
+class NoWinograd(WithoutSketches):
     """3x3 convolutions by their definition."""
 
-    def predicting(self, machine: Machine) -> Policy:
-        policy = _copied(_Without, super().predicting(machine))
-        policy.names = ("winograd",)
-        return policy
+    sketches = ("winograd",)
 
 
-class NoStrassen(Compilation):
+class NoStrassen(WithoutSketches):
     """Large products by their definition."""
 
-    def predicting(self, machine: Machine) -> Policy:
-        policy = _copied(_Without, super().predicting(machine))
-        policy.names = ("strassen",)
-        return policy
+    sketches = ("strassen",)
 
 
-class NoWindows(Compilation):
+class NoWindows(WithoutSketches):
     """Computes convolutions as matrix products of their windows (im2col), if possible."""
 
-    def predicting(self, machine: Machine) -> Policy:
-        policy = _copied(_Without, super().predicting(machine))
-        policy.names = ("winograd", "convolution")
-        return policy
+    sketches = ("winograd", "convolution")
 
 
 class OneMicroKernel(Compilation):

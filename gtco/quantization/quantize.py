@@ -82,10 +82,12 @@ class Quantizer:
         with self.phase("read") as say:
             source = read_model(model, example_inputs)
             exclude = self.settings.exclude
-            products_of(source, exclude)  # what is wrong with it is said before samples are read
+            products = products_of(source, exclude)
             self.samples = samples_of(data, input_specs(source))
             shapes = self.samples.shapes
-            source, products, moved = products_before_upsampling(source, shapes, exclude)
+            source, products, moved = products_before_upsampling(
+                source, products, shapes, exclude
+            )
             may = sum(not p.float_because for p in products)
             before = f", {moved} of them moved before upsampling" if moved else ""
             say(

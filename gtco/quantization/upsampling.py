@@ -43,12 +43,14 @@ class _Part:
 
 
 def products_before_upsampling(
-    model: OnnxSource, shapes: Mapping[str, Sequence[int]], exclude: Sequence[str]
+    model: OnnxSource,
+    products: list[Product],
+    shapes: Mapping[str, Sequence[int]],
+    exclude: Sequence[str],
 ) -> tuple[OnnxSource, list[Product], int]:
-    """As :func:`before_upsampling`, with the model's products. Those that ``exclude`` names stay.
-    Raises what :func:`~gtco.quantization.products.products_of` raises.
+    """As :func:`before_upsampling`, with the model's ``products``, which are found again if some
+    moved. Those that ``exclude`` names stay.
     """
-    products = products_of(model, exclude)
     stay = {product.output for product in products if product.float_because == EXCLUDED}
     model, moved = before_upsampling(model, shapes, stay)
     return model, products_of(model, exclude) if moved else products, moved

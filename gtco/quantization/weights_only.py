@@ -19,7 +19,7 @@ from typing import Any
 from gtco.frontend.onnx import OnnxSource
 from gtco.frontend.weights import whole
 from gtco.quantization.insertion import with_weights
-from gtco.quantization.products import EXCLUDED, Product
+from gtco.quantization.products import EXCLUDED, Product, products_of
 from gtco.quantization.reading import OPSET, OPSET_OF_BLOCKS, read_model
 from gtco.quantization.upsampling import products_before_upsampling
 from gtco.quantization.writing import write_model
@@ -72,7 +72,8 @@ def quantize_weights(
         raise OptionError(f"block_size: blocks of {block_size}; it is one of {_listed(BLOCKS)}")
     block = block_size or (BLOCK if bits < 8 else 0)
     source = read_model(model, example_inputs, OPSET_OF_BLOCKS if block else OPSET)
-    source, products, _ = products_before_upsampling(source, {}, exclude)
+    products = products_of(source, exclude)
+    source, products, _ = products_before_upsampling(source, products, {}, exclude)
     quantized = tuple(p for p in products if p.float_because != EXCLUDED)
     made = with_weights(source, quantized, bits, block)
     return QuantizedWeights(made, tuple(products), quantized)

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ def quiet_code(*marks: str) -> Iterator[None]:
     """Keeps lines with one of these ``marks`` from standard error, also those of code in C. Other
     lines come when the block ends.
     """
-    with alone(), tempfile.TemporaryFile() as instead:
+    with alone(), open(os.memfd_create("stderr"), "w+b") as instead:
         sys.stderr.flush()
         kept = os.dup(2)
         try:

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.onnx import OnnxSource, read_onnx
 from gtco.frontend.weights import whole
-from gtco.quantization.products import products_of
+from gtco.quantization.products import Product, products_of
 from gtco.quantization.upsampling import before_upsampling, products_before_upsampling
 from gtco.quantization.weights_only import quantize_weights
 from tests.few_nodes import by_onnxruntime, typed
@@ -152,6 +152,12 @@ def test_drawn_heads() -> None:
     assert moved > 20
 
 
+def moved_products(
+    source: OnnxSource, shapes: dict[str, tuple[int, ...]], exclude: Sequence[str] = ()
+) -> tuple[OnnxSource, list[Product], int]:
+    return products_before_upsampling(source, products_of(source, exclude), shapes, exclude)
+
+
 def segformer_like() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Two projections whose maps are resized, and the convolution that fuses them."""
     head = Head(Random(0))
@@ -180,7 +186,7 @@ def segformer_like() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 def test_a_convolution_becomes_a_part_of_the_projections() -> None:
     model, inputs = segformer_like()
     shapes = {name: x.shape for name, x in inputs.items()}
-    made, products, moved = products_before_upsampling(read_onnx(model), shapes, ())
+    made, products, moved = moved_products(read_onnx(model), shapes)
     assert moved == 1
     assert [p.kind for p in products] == ["MatMul", "MatMul", "Conv"]
     assert products[0].names[0] == products[0].label and products[0].label.endswith("p.0")
@@ -192,7 +198,7 @@ def test_an_excluded_convolution_stays(name: str) -> None:
     model, inputs = segformer_like()
     source = read_onnx(model)
     shapes = {name: x.shape for name, x in inputs.items()}
-    made, products, moved = products_before_upsampling(source, shapes, [name])
+    made, products, moved = moved_products(source, shapes, [name])
     assert (moved, made) == (0, source)
     assert [p.label for p in products if p.float_because == "excluded"] == ["fuse"]
 

@@ -82,11 +82,17 @@ def _rows(lowering: Lowering, shape: Sequence[int], indices: str, batch: int, dt
         total = one if total is None else lowering.emit("add", (total, one))
     if total is None:  # the whole row of each place of the batch
         total = lowering.constant(numpy.zeros(places), dtype)
-    if batch:
-        first = numpy.arange(prod(shape[:batch]), dtype=dtype) * prod(sizes)
-        first = first.reshape((*shape[:batch], *[1] * (len(places) - batch)))
-        total = lowering.emit("add", (total, lowering.constant(first, dtype)))
-    return total
+    return _in_all(lowering, total, shape[:batch], prod(sizes)) if batch else total
+
+
+def _in_all(lowering: Lowering, rows: str, places: Sequence[int], count: int) -> str:
+    """Numbers of rows, of which each place of the first axes has ``count``, as numbers among those
+    of all places.
+    """
+    known = lowering.type(rows)
+    first = numpy.arange(prod(places), dtype=known.dtype) * count
+    first = first.reshape((*places, *[1] * (len(known.shape) - len(places))))
+    return lowering.emit("add", (rows, lowering.constant(first, known.dtype)))
 
 
 def _columns(lowering: Lowering, indices: str, sizes: Sequence[int]) -> list[str]:
@@ -164,10 +170,8 @@ def rows_of_each(lowering: Lowering, rows: str, shape: Sequence[int]) -> str:
     """
     *places, count = shape
     dtype = "int32" if prod(shape) < INDEXED else "int64"
-    rows = _counted_up(lowering, rows, count)
-    first = numpy.arange(prod(places), dtype=dtype) * count
-    constant = lowering.constant(first.reshape((*places, 1)), dtype)
-    return lowering.emit("add", (_as(lowering, rows, dtype), constant))
+    rows = _as(lowering, _counted_up(lowering, rows, count), dtype)
+    return _in_all(lowering, rows, places, count)
 
 
 # reading ------------------------------------------------------------------------------------------

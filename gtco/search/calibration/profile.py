@@ -108,7 +108,7 @@ def known(target: Target) -> bool:
 
 def _failed(path: Path, key: Mapping[str, Any]) -> str:
     """The note of a process that could not measure the machine a short time ago, while others are
-    busy; "" if there is none. Each process asks once whether they are.
+    busy; "" if there is none. A process looks at the load once.
     """
     try:
         data = json.loads(path.read_text())
