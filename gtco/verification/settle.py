@@ -135,11 +135,11 @@ def _exact(
             raise Unjudged(f"its outputs have the shapes {shapes}")
         apart = [_alone(*pair[1:], truth, how) for pair, truth in zip(pairs, exact, strict=True)]
         if max(apart, default=0) > ALONE:
-            # rounding may change as many: where it decides which of two nearly equal elements is
-            # the k-th largest, say
-            rounded = source.judge.rounded(inputs, how.precision)
-            by_rounding = [_alone(x, x, truth, how) for x, truth in zip(rounded, exact, strict=True)]
-            if any(far > max(ALONE, moved) for far, moved in zip(apart, by_rounding, strict=True)):
+            # Rounding may change as many, where it decides which of two nearly equal elements is
+            # the k-th largest, say.
+            rounded = map(np.asarray, source.judge.rounded(inputs, how.precision))
+            moved = [_alone(x, x, truth, how) for x, truth in zip(rounded, exact, strict=True)]
+            if any(far > max(ALONE, least) for far, least in zip(apart, moved, strict=True)):
                 raise Unjudged(
                     f"it differs from both in {max(apart):.0%} of the elements on which "
                     f"{source.name} and the compiled model agree"
