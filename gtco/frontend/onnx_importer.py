@@ -87,8 +87,7 @@ class Importer(ONNXGraphImporter):
     ) -> Any:
         name = attrs["tvm_custom"]["name"]
         attrs = with_windows(op_name, inputs, attrs, opset)
-        if opset < 16 and op_name == "RoiAlign":
-            attrs = {"coordinate_transformation_mode": b"output_half_pixel", **attrs}
+        attrs["tvm_custom"]["opset"] = opset
         override = OVERRIDES.get(op_name)
         result = override(self.bb, inputs, attrs) if override is not None else None
         if result is None:

@@ -16,7 +16,8 @@ from gtco.frontend.operators.arguments import Attributes, text_of
 
 def roi_align(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """x [N, C, H, W], boxes [boxes, 4], image of each box [boxes] -> [boxes, C, height, width]."""
-    if text_of(attrs.get("coordinate_transformation_mode", b"half_pixel")) != "half_pixel":
+    default = "half_pixel" if attrs["tvm_custom"]["opset"] >= 16 else "output_half_pixel"
+    if text_of(attrs.get("coordinate_transformation_mode", default)) != "half_pixel":
         return None
     x, boxes, images = inputs
     scale, dtype = float(attrs.get("spatial_scale", 1.0)), boxes.ty.dtype
