@@ -1,6 +1,7 @@
 """Libraries of several sizes, from the options to the one artifact.
 
 - ``ways``: which range of the options is one of batches, and which are lists; what a model allows
+- ``plan``: the variants that follow from one of these ways
 - ``dynamic_shapes``: what ``torch.export`` says of sizes, as options
 - ``proofs``, ``parts``: a model that computes each sample by itself runs any batch in a few parts:
   the proof, and which parts the library gets

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import ceil, prod
 
@@ -18,6 +18,7 @@ from gtco.driver.phases import Built, Fused, Lowered
 from gtco.driver.sizes.anchors import ANCHORS, anchors
 from gtco.driver.sizes.forms import form_of
 from gtco.driver.sizes.layouts import CLOSE, LOOKED_AT, SETTLED, WIDE
+from gtco.driver.sizes.plan import Plan
 from gtco.driver.sizes.shared import Shared
 from gtco.driver.sizes.sharing import Sharing
 from gtco.machine.target import Target
@@ -25,7 +26,7 @@ from gtco.runtime.artifact import MAX_STEPS
 from gtco.search.records.records import Record, Records
 from gtco.support.errors import OptionError
 from gtco.support.garbage import uncollected
-from gtco.support.sizes import by_other_sizes, sizes_text
+from gtco.support.sizes import sizes_text
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
@@ -78,23 +79,14 @@ def wait(took: Sequence[float], many: int) -> str:
 
 
 class Many:
-    """The compilations of all sizes. ``symbol``: of a range whose parts are among them, or "".
-    ``kept`` says then which of the parts at one choice of the other sizes the library gets, from
-    the stages of all so far, and ``sure`` whether it gets a part whatever the others cost.
+    """The compilations ``runs`` of all sizes of a plan; with a range these are candidates, of which
+    the library gets some (:meth:`Plan.cheapest`).
     """
 
     def __init__(
-        self,
-        sizes: Sequence[Mapping[str, int]],
-        runs: Sequence[Compilation],
-        symbol: str,
-        kept: Callable[[Sequence[int], Mapping[Compilation, Fused]], list[int]],
-        sure: Callable[[int], bool],
-        progress: Progress,
-        machine: Target,
+        self, plan: Plan, runs: Sequence[Compilation], progress: Progress, machine: Target
     ) -> None:
-        self.sizes, self.runs, self.symbol = sizes, runs, symbol
-        self.kept, self.sure, self.progress = kept, sure, progress
+        self.plan, self.sizes, self.runs, self.progress = plan, plan.sizes, runs, progress
         self.machine, self.sharing = machine, Sharing(machine)
         self.fused: dict[Compilation, Fused] = {}  # until their kernels are made
         self._text = runs[0].options.dump is not None
@@ -142,15 +134,15 @@ class Many:
                     self.fused[run] = run.cut(simple, machine, records, shipped, among)
                     del simple
                 cut.append(number)
-                if done == 2 and not self.symbol:
+                if done == 2 and self.plan.range is None:
                     check_steps([len(self.fused[self.runs[n]].partition.stages) for n in cut], many)
                 begun = time.perf_counter()
                 with uncollected():
-                    new = [number] if self.sure(number) else []
+                    new = [number] if self.plan.kept_anyway(number) else []
                     ready = {*cut}
                     for numbers in [one for one in left if ready.issuperset(one)]:
                         left.remove(numbers)
-                        new += self.kept(numbers, self.fused) if self.symbol else numbers
+                        new += self._kept(numbers)
                     for one in new:
                         if one not in kept:
                             self.outline(self.runs[one], ahead)
@@ -160,10 +152,9 @@ class Many:
                         order.extend(between)
                         between = []
                     if not order and later:  # with the parts that are worth it at both ends
-                        worth = {self.sizes[n][self.symbol] for n in kept}
-                        left = [
-                            [n for n in one if self.sizes[n][self.symbol] in worth] for one in later
-                        ]
+                        samples = self.plan.samples
+                        worth = {samples(n) for n in kept}
+                        left = [[n for n in one if samples(n) in worth] for one in later]
                         order.extend(n for numbers in left for n in numbers)
                         later = []
                     self.sharing.take(ahead.so_far())
@@ -255,7 +246,7 @@ class Many:
         """Of the sizes with these numbers the anchors and the others. All are anchors where a range
         has parts, since these are few.
         """
-        if self.symbol or len(numbers) <= ANCHORS:
+        if self.plan.range is not None or len(numbers) <= ANCHORS:
             return numbers, []
         chosen = [numbers[n] for n in anchors([self.sizes[n] for n in numbers])]
         return chosen, [number for number in numbers if number not in chosen]
@@ -264,15 +255,21 @@ class Many:
         """The numbers of the sizes, those together of which some may be left out: with a range, its
         parts at one choice of the other sizes.
         """
-        if not self.symbol:
+        if self.plan.range is None:
             return [[number] for number in range(len(self.sizes))]
-        return [numbers for _, numbers in by_other_sizes(self.sizes, self.symbol)]
+        return [numbers for _, numbers in self.plan.choices()]
+
+    def _kept(self, numbers: list[int]) -> list[int]:
+        """Those of one choice that the library gets."""
+        if self.plan.range is None:
+            return numbers
+        return self.plan.cheapest({n: self.fused[self.runs[n]].predicted() for n in numbers})
 
     def _ends(self, choices: list[list[int]]) -> list[list[int]]:
         """The choices at which all parts of a range are tried: those of the smallest and of the
         largest other sizes. All, where there is no range.
         """
-        if not self.symbol:
+        if self.plan.range is None:
             return choices
         order = sorted(choices, key=lambda numbers: scale_of(self.sizes[numbers[0]]))
         return order if len(order) < 3 else [order[0], order[-1]]
