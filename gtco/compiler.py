@@ -261,7 +261,7 @@ def candidates_to_file(
     check_source(run.source.model)
     check_bundle(path, run.source.model)
     with staging(run.output) as folder, Workers(chosen.workers or backend.builders) as workers:
-        fused = run.partition(machine, None)
+        fused = run.to_stages(machine, None)
         with run.phase("generate") as say:
             artifact: Artifact | GpuArtifact
             if isinstance(machine, GpuTarget):
@@ -293,7 +293,7 @@ def stages_of(
     machine = target(chosen.target)
     backend_of(machine).check(chosen)
     with alone():
-        fused = run.partition(machine, None)
+        fused = run.to_stages(machine, None)
     return fused.policy, list(fused.partition.stages)
 
 

@@ -49,7 +49,7 @@ P = TypeVar("P", bound=AnalyticPolicy)
 class Alone(Compilation):
     """Makes every operator a stage of its own."""
 
-    def fuse(self, whole: Whole, among: Among | None = None) -> Fused:
+    def partitioned(self, whole: Whole, among: Among | None = None) -> Fused:
         policy = whole.policy
 
         def cost(stage: Stage) -> float:
@@ -61,7 +61,7 @@ class Alone(Compilation):
 class Greedy(Compilation):
     """Fusion by the rules of TVM and Ansor, which look at no cost."""
 
-    def fuse(self, whole: Whole, among: Among | None = None) -> Fused:
+    def partitioned(self, whole: Whole, among: Among | None = None) -> Fused:
         return Fused(whole, whole.graph, fuse_greedy(whole.graph, whole.policy.predict))
 
 

@@ -59,8 +59,8 @@ class Compilation:
     """The compile of one model at one size: what all of its phases need, and the steps.
 
     Each step takes what the phase before gave (:mod:`gtco.driver.phases`) and gives the next one:
-    :meth:`lower` (read), :meth:`simplify`, :meth:`cut` (fuse) and :meth:`build` (generate). A
-    compilation keeps none of it.
+    :meth:`read`, :meth:`simplify`, :meth:`fuse` and :meth:`generate`. A compilation keeps none of
+    it.
 
     - ``shared``: what it has in common with the other variants of its library;
     - ``report``: what was done so far;
@@ -94,12 +94,12 @@ class Compilation:
         return run
 
     # the phases -----------------------------------------------------------------------------------
-    def lower(self, machine: Machine) -> Lowered:
+    def read(self, machine: Machine) -> Lowered:
         """The step from the model to its graph, before any rewrite."""
         from gtco.graph.lower.walk import lower
 
         with self.phase("read") as say:
-            imported = self.read(machine)
+            imported = self.imported(machine)
             graph = lower(imported)
             say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
         precision = self.options.precision
@@ -119,7 +119,7 @@ class Compilation:
             say(f"{len(simple.graph.operators)} operators")
         return simple
 
-    def cut(
+    def fuse(
         self,
         simple: Simplified,
         machine: Machine,
@@ -131,20 +131,20 @@ class Compilation:
         self.rates(machine)
         with self.phase("fuse") as say:
             policy = self.policy_for(machine, records, shipped)
-            fused = self.fuse(self.rounded(simple, policy), among)
+            fused = self.partitioned(self.rounded(simple, policy), among)
             found = fused.partition
             say(f"{len(found.stages)} stages, {found.unique} of them different")
         return fused
 
-    def partition(self, machine: Machine, records: Records | None) -> Fused:
+    def to_stages(self, machine: Machine, records: Records | None) -> Fused:
         """The steps from the model to its stages."""
-        return self.cut(self.simplify(self.lower(machine), machine), machine, records)
+        return self.fuse(self.simplify(self.read(machine), machine), machine, records)
 
-    def build(self, fused: Fused, workers: Workers) -> Built:
+    def generate(self, fused: Fused, workers: Workers) -> Built:
         """The step from the stages to the kernels that the policy picks."""
         graph, found, policy = fused.graph, fused.partition, fused.policy
         with self.phase("generate") as say:
-            made = self.generate(list(found.stages), policy, graph.constants, workers)
+            made = self.kernels(list(found.stages), policy, graph.constants, workers)
             if self.shared is not None:
                 self.shared.layouts.add(made.stages, made.kernels, graph.constants)
             code = sum(k.nbytes for k in made.kernels.values())
@@ -204,7 +204,7 @@ class Compilation:
             self.progress = own
 
     # their parts ----------------------------------------------------------------------------------
-    def read(self, machine: Machine) -> ImportedModel:
+    def imported(self, machine: Machine) -> ImportedModel:
         """Model -> Relax, by the importer for its kind. For CPUs float16 becomes float32."""
         imported = self.source.read(self.options, backend_of(machine).computes_float16)
         self.report.notes += imported.notes
@@ -304,7 +304,7 @@ class Compilation:
         self.report.notes += notes
         return policy
 
-    def fuse(self, whole: Whole, among: Among | None = None) -> Fused:
+    def partitioned(self, whole: Whole, among: Among | None = None) -> Fused:
         """Graph -> stages, and the graph in which movement is copied where that pays."""
         from gtco.driver.fusing import fused
 
@@ -321,7 +321,7 @@ class Compilation:
         self.dump("5-stages.txt", result.text())
         return Fused(whole, copied, result, searched)
 
-    def generate(
+    def kernels(
         self,
         stages: list[Stage],
         policy: RecordedPolicy,

@@ -105,7 +105,7 @@ class Library:
         if len(plan.sizes) > FEW and isinstance(machine, Target):
             # many of which share what is made for them
             many = Many(plan, self.compilations, self._progress, machine)
-            self._keep(many.cut(lowered, records, shipped, workers))
+            self._keep(many.fuse(lowered, records, shipped, workers))
             return many.generate(self.compilations, workers)
         if plan.range is not None:
             return self._parts(lowered, machine, records, workers, shipped)
@@ -135,11 +135,11 @@ class Library:
         for _, own in plan.choices():
             for number in own:
                 simple = runs[number].simplify(lowered.pop(runs[number]), machine)
-                fused[number] = runs[number].cut(simple, machine, records, shipped)
+                fused[number] = runs[number].fuse(simple, machine, records, shipped)
                 del simple
             kept += plan.cheapest({number: fused[number].predicted() for number in own})
         by_size = [number for number in self._smallest_first() if number in kept]
-        built = {runs[n]: runs[n].build(fused.pop(n), workers) for n in by_size}
+        built = {runs[n]: runs[n].generate(fused.pop(n), workers) for n in by_size}
         self._keep(kept)
         return {run: built[run] for run in self.compilations}
 
@@ -156,13 +156,13 @@ class Library:
         """
         run = self.compilations[number]
         with at_sizes(self.plan.sizes[number] if self.plan.several else {}):
-            read = lowered.pop(run, None) or run.lower(machine)
+            read = lowered.pop(run, None) or run.read(machine)
         samples = batches.samples_of(read.graph, machine)
         if samples is not None:  # so that parts have tensors of the same names
             read = replace(read, graph=samples.graph)
         simple = run.simplify(read, machine)
         del read
-        fused = run.cut(simple, machine, records, shipped)
+        fused = run.fuse(simple, machine, records, shipped)
         del simple
         if samples is not None:
             with run.phase("batch") as say:
@@ -170,7 +170,7 @@ class Library:
                 say(gain)
             del samples
         self.compilations[number] = run
-        return run.build(fused, workers)
+        return run.generate(fused, workers)
 
     def _leave_for(
         self, way: Dims, lowered: Mapping[Compilation, Lowered]

@@ -122,7 +122,7 @@ def partitioned(
         policy,
         workers,
         run.options.threads,
-        lambda stages: run.generate(stages, policy, constants, workers),
+        lambda stages: run.kernels(stages, policy, constants, workers),
         tuned,
         runner,
     )

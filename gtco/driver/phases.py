@@ -9,8 +9,8 @@
     tune      Built               -> Built        maybe other stages and kernels
     link      Built               -> the library
 
-The steps are those of :class:`gtco.driver.compilation.Compilation`. Graphs hold the constants of a
-model, so whoever has a value lets go of it once the next one is made.
+The first four are methods of :class:`gtco.driver.compilation.Compilation`. Graphs hold the
+constants of a model, so whoever has a value lets go of it once the next one is made.
 """
 
 from __future__ import annotations

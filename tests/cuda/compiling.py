@@ -117,8 +117,8 @@ class Once:
         """The model with its kernels for the target."""
         chosen = CompileOptions(target=target, **options)
         run = _Shared(self, folder / "model.so", chosen)
-        fused = run.partition(gpu_target(target), None)
-        return run, run.build(fused, compiling)  # type: ignore[arg-type]
+        fused = run.to_stages(gpu_target(target), None)
+        return run, run.generate(fused, compiling)  # type: ignore[arg-type]
 
 
 def persistent_kernel(built: Built, compiling: Compiling) -> PersistentKernel:

@@ -98,8 +98,8 @@ def prepared(
     chosen = CompileOptions(target=target, **options)
     run = Compilation(model, folder / "model.so", example, chosen, silent)
     workers = Emulating(folder / "kernels.so")
-    fused = run.partition(gpu_target(target), None)
-    return run, run.build(fused, workers), workers  # type: ignore[arg-type]
+    fused = run.to_stages(gpu_target(target), None)
+    return run, run.generate(fused, workers), workers  # type: ignore[arg-type]
 
 
 def several(

@@ -142,7 +142,7 @@ def recorded(
 
 
 def cut(compilation: Compilation, graph: Graph, policy: RecordedPolicy) -> Partition:
-    return compilation.fuse(Whole(graph, Facts(), policy)).partition
+    return compilation.partitioned(Whole(graph, Facts(), policy)).partition
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -40,7 +40,7 @@ class Cut:
 
     def by(self, graph: Graph) -> dict[str, int]:
         self.policy.observe()
-        return self.compilation.fuse(Whole(graph, Facts(), self.policy)).partition.weights()
+        return self.compilation.partitioned(Whole(graph, Facts(), self.policy)).partition.weights()
 
     def as_predicted(self, graph: Graph, without: str = "none") -> Partition:
         """The cheapest partition that has no stage with both gelu and this kind."""

@@ -56,7 +56,7 @@ def nothing_is_compiled(monkeypatch):
     def build(*_):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(Compilation, "build", build)
+    monkeypatch.setattr(Compilation, "generate", build)
 
 
 def test_the_same_compile_again(cache, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def cheapest_part(
         return whole, fused, f"one pass of {samples.size}"
     run, part, batch = best
     if not part.searched:
-        part = run.fuse(part.whole)
+        part = run.partitioned(part.whole)
     run.report.notes = [*dict.fromkeys((*whole.report.notes, *run.report.notes))]
     run.report.phases = whole.report.phases
     number = len(batch.firsts)
@@ -96,7 +96,7 @@ def cut_as(run: Compilation, lowered: Lowered, batch: Batch, other: Fused, price
         found = cheapest(whole.graph, [other.partition], price)
         if found is not None:
             return Fused(whole, *found, searched=False)
-    return run.fuse(whole)
+    return run.partitioned(whole)
 
 
 def sizes(samples: int) -> list[int]:

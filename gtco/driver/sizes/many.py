@@ -92,7 +92,7 @@ class Many:
         self._text = runs[0].options.dump is not None
         self._guessed: dict[str, tuple[Job | ProgramJob, Kernel | Failure]] = {}
 
-    def cut(
+    def fuse(
         self,
         lowered: dict[Compilation, Lowered],
         records: Records | None,
@@ -128,10 +128,10 @@ class Many:
                 among = Among(scale_of(self.sizes[number]), done <= 2)
                 # silent, else there were hundreds of lines
                 with run.told(silent), at_sizes(self.sizes[number]), uncollected():
-                    read = lowered.pop(run, None) or run.lower(machine)
+                    read = lowered.pop(run, None) or run.read(machine)
                     simple = run.simplify(read, machine, among)
                     del read
-                    self.fused[run] = run.cut(simple, machine, records, shipped, among)
+                    self.fused[run] = run.fuse(simple, machine, records, shipped, among)
                     del simple
                 cut.append(number)
                 if done == 2 and self.plan.range is None:
@@ -190,7 +190,7 @@ class Many:
         built: dict[Compilation, Built] = {}
         for run in runs:
             with run.told(silent):
-                built[run] = run.build(self.fused.pop(run), workers)
+                built[run] = run.generate(self.fused.pop(run), workers)
         return built
 
     def outline(self, run: Compilation, ahead: Ahead) -> None:

@@ -138,7 +138,7 @@ class Proofs:
     def _lowered(self, run: Compilation, size: int, others: Sizes) -> Lowered:
         try:
             if run not in self.lowered:
-                self.lowered[run] = run.lower(self.machine)
+                self.lowered[run] = run.read(self.machine)
             return self.lowered[run]
         except GtcoError as error:
             if size in self.sizes:

@@ -64,7 +64,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Emulating]:
 def bundled(folder: Path, workers: Emulating) -> Path:
     options = CompileOptions(target=TARGET, precision="fp16")
     run = Compilation(model(), folder / "made" / "block.bundle", None, options, silent)
-    fused = run.partition(gpu_target(TARGET), None)
+    fused = run.to_stages(gpu_target(TARGET), None)
     artifact = bundle(run, fused, PER_STAGE, workers)  # type: ignore[arg-type]
     workers.link(800)
     with staging(run.output) as staged:
@@ -115,7 +115,7 @@ def test_a_candidate_that_computes_something_else_is_never_picked(
     with Records(base) as kept:
         kept.add(r for r in found if r.outcome == "wrong")  # and no pick
         run = Compilation(model(), tmp_path / "model.so", None, options, silent)
-        fused = run.partition(gpu_target(TARGET), kept)
+        fused = run.to_stages(gpu_target(TARGET), kept)
         for stage in fused.partition.stages:
             pick = fused.policy.choose(stage)
             assert pick is not None
@@ -211,9 +211,9 @@ def test_a_compile_follows_the_answers(made: tuple[Path, Emulating], tmp_path: P
     with Records(base) as kept:
         run = Compilation(model(), tmp_path / "model.so", None, options, silent)
         workers: Any = Emulating(tmp_path / "more.so")
-        built = run.build(run.partition(gpu_target(TARGET), kept), workers)
+        built = run.generate(run.to_stages(gpu_target(TARGET), kept), workers)
         other = Compilation(model(), tmp_path / "model.so", None, options, silent)
-        other.partition(gpu_target("cuda:sm_90a"), kept)
+        other.to_stages(gpu_target("cuda:sm_90a"), kept)
     choices = built.generated.choices
     followed = {key: pick.config.to_json() for key, pick in choices.items() if key in wanted}
     assert followed and followed == {key: wanted[key] for key in followed}
@@ -243,7 +243,7 @@ def test_how_many_stages_follow_the_answers_is_said(
         ):
             run = Compilation(source, tmp_path / "model.so", None, options, silent)
             workers: Any = Emulating(tmp_path / f"{len(source)}.so")
-            built = run.build(run.partition(gpu_target(TARGET), kept), workers)
+            built = run.generate(run.to_stages(gpu_target(TARGET), kept), workers)
             (note,) = (note for note in run.report.notes if str(base) in note)
             assert note.startswith(said.format(len(built.generated.choices), base))
 
@@ -256,7 +256,7 @@ def test_records_of_two_gpus_are_not_mixed(made: tuple[Path, Emulating], tmp_pat
     options = CompileOptions(target=TARGET, precision="fp16", records=base)
     run = Compilation(model(), tmp_path / "model.so", None, options, silent)
     with Records(base) as kept, pytest.raises(RecordError, match=r"one and of GPU two.*import"):
-        run.partition(gpu_target(TARGET), kept)
+        run.to_stages(gpu_target(TARGET), kept)
 
 
 @pytest.mark.parametrize("command", ["run", "inspect", "inspect --no-profile"])
@@ -331,7 +331,7 @@ def test_what_is_no_place_for_candidates_is_said_at_once(
     def refuse(*_: object) -> None:
         raise AssertionError("the work was begun")
 
-    monkeypatch.setattr(Compilation, "partition", refuse)
+    monkeypatch.setattr(Compilation, "to_stages", refuse)
     source = tmp_path / "model.onnx"
     source.write_bytes(model())
     (tmp_path / "vit.so").write_bytes(b"a library")

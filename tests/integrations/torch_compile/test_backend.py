@@ -324,7 +324,7 @@ import torch
 from gtco.driver import compilation
 from gtco.integrations.torch_compile import backend
 
-compilation.Compilation.build = None  # nothing can be compiled
+compilation.Compilation.generate = None  # nothing can be compiled
 torch.manual_seed(0)
 model, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)
 with torch.no_grad():
