@@ -107,7 +107,13 @@ class Node:
         )
 
     def refused(self, reason: str = "") -> GtcoError:
-        """The error for a node that is valid and cannot be compiled; ``reason`` says why."""
+        """The error for a node that is valid and cannot be compiled; ``reason`` says why. If nothing
+        does, it may be an input without a shape, which a node before has made.
+        """
+        tensors = {n: t for n, t in self.types.items() if n and t.HasField("tensor_type")}
+        shapeless = [n for n, t in tensors.items() if not t.tensor_type.HasField("shape")]
+        if not reason and shapeless:
+            reason = f"the shape of its input '{shapeless[0]}' is known only when the model runs"
         return UnsupportedError(
             f"{self} is not supported as it stands{': ' if reason else ''}{reason} "
             f"({self.described() or 'no inputs'}). Write it with other operators, types or "

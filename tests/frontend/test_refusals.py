@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gtco.frontend.expansion import EXPANDED
+from gtco.frontend.node_check import Node
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.lower.walk import lower
 from gtco.support.errors import GtcoError, InternalError, ModelError, UnsupportedError, describe
@@ -224,3 +225,13 @@ def test_sizes_that_do_not_fit_a_node(operator: str) -> None:
         return
     assert said is not None and f"({operator}) breaks a rule of ONNX: {wanted}" in said
     assert "check the sizes given with --shape or --dim" in said
+
+
+def test_an_input_without_a_shape_is_named() -> None:
+    """Slices whose ends follow from an input have none, and the node behind them is refused."""
+    whole = helper.make_tensor_type_proto(TensorProto.FLOAT, (4, 6))
+    types = {"w": whole, "x": helper.make_tensor_type_proto(TensorProto.FLOAT, None)}
+    said = str(Node(helper.make_node("Flatten", ["x"], ["y"]), types).refused())
+    assert "the shape of its input 'x' is known only when the model runs (inputs: x float32)" in said
+    known = str(Node(helper.make_node("Flatten", ["w"], ["y"]), types | {"x": whole}).refused())
+    assert "known only" not in known
