@@ -107,8 +107,8 @@ class Node:
         )
 
     def refused(self, reason: str = "") -> GtcoError:
-        """The error for a node that is valid and cannot be compiled; ``reason`` says why. If nothing
-        does, it may be an input without a shape, which a node before has made.
+        """The error for a node that is valid and cannot be compiled; ``reason`` says why. Without
+        one it may be an input that has no shape.
         """
         tensors = {n: t for n, t in self.types.items() if n and t.HasField("tensor_type")}
         shapeless = [n for n, t in tensors.items() if not t.tensor_type.HasField("shape")]
