@@ -1,5 +1,6 @@
 """Long element-wise chains before and after every kernel that computes them in registers: they
-compile at once (see ``MOST_NODES`` of ``gtco.tensor.emit.emitter``) and are right.
+compile at once (see ``MOST_NODES`` of ``gtco.tensor.emit.emitter``, and
+``gtco.tensor.emit.choices``) and are right.
 """
 
 from __future__ import annotations
@@ -78,6 +79,30 @@ def moments() -> Stage:
     return make_stage(ops, {"x": T(shape)}, [])
 
 
+def choosing(x: str, y: str, shape: tuple[int, ...]) -> list[Operator]:
+    """Choices whose conditions follow from choices, as ``torch.bucketize`` is exported."""
+    whole, truth = T(shape, "int64"), T(shape, "bool")
+    made = []
+    for k in range(2):
+        here, after = (x if k == 0 else f"{y}{k}"), (y if k == 1 else f"{y}{k + 1}")
+        for kind, inputs, output, kept in (
+            ("less", f"{here} limit", f"{y}{k}l", truth),
+            ("floor_mod", f"{here} size", f"{y}{k}m", whole),
+            ("equal", f"{y}{k}m limit", f"{y}{k}e", truth),
+            ("logical_and", f"{y}{k}l {y}{k}e", f"{y}{k}b", truth),
+            ("add", f"{here} size", f"{y}{k}a", whole),
+            ("where", f"{y}{k}b {y}{k}m {y}{k}a", after, whole),
+        ):
+            made.append(Operator(kind, tuple(inputs.split()), output, kept))
+    return made
+
+
+def searched() -> Stage:
+    shape = (5, 37)
+    types = {"x": T(shape, "int64"), "limit": T((), "int64"), "size": T((), "int64")}
+    return make_stage(choosing("x", "y", shape), types, [])
+
+
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize(
     "make, sketch",
@@ -89,6 +114,7 @@ def moments() -> Stage:
         (plain, "elementwise"),
         (turned, "elementwise"),
         (moments, "moments"),
+        (searched, "elementwise"),
     ],
 )
 def test_kernel(make: Callable[[], Stage], sketch: str, name: str) -> None:

@@ -60,6 +60,7 @@ from gtco.support.errors import UnsupportedError
 from gtco.tensor.operators import is_anchor
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
+MOST_PATHS = 16  # from the sink of a stage to an operator
 # After so many stages are priced in one search, HURRIED of a sink are enough. A price takes about a
 # millisecond.
 MOST_PRICED = 5000
@@ -278,6 +279,8 @@ class Search:
         - all its readers are in the cone;
         - the patterns allow every path from it to the sink;
         - one stage may hold all anchors on these paths. A stage with the operator holds them too;
+        - there are no more than :data:`MOST_PATHS`: its kernel has the operator once for each. In a
+          chain of operators that each read the one before twice, the number doubles with each;
         - it and the operators between it and the sink, which such a stage holds too, are no more
           than ``largest``. So the cone of an operator at the end of a long chain is not the chain.
 
@@ -288,6 +291,7 @@ class Search:
         paths: dict[int, set[str]] = {sink: {first}}
         anchors = {sink: self._anchor(sink)}  # those on the paths, as bits
         between = {sink: 1}  # the operators from each to the sink, both included, as bits
+        many = {sink: 1}  # paths from the sink
         asked = set(self.sources[sink])
         pending = [-n for n in asked]  # a heap, whose first is the last operator
         heapq.heapify(pending)
@@ -299,9 +303,10 @@ class Search:
             inside = 1 << sink - n
             for user in users:
                 inside |= between[user]
-            if inside.bit_count() > largest:
-                continue
             op = self.ops[n]
+            ways = sum(many[user] * self.ops[user].inputs.count(op.output) for user in users)
+            if inside.bit_count() > largest or ways > MOST_PATHS:
+                continue
             if not all(fusable(op, self.ops[user]) for user in users):
                 continue
             grown = {extend_path(p, op) for user in users for p in paths[user]}
@@ -312,7 +317,7 @@ class Search:
                 together |= anchors[user]
             if not self._possible(together):
                 continue
-            anchors[n], between[n] = together, inside
+            anchors[n], between[n], many[n] = together, inside, ways
             paths[n] = {p for p in grown if p is not None}
             for source in self.sources[n]:
                 if source not in asked:

@@ -41,7 +41,7 @@ class TextEmitter(Emitter):
 
     bfloat16_rounding = BFLOAT16_ROUNDING
 
-    def _reread(self, value: Expr) -> Expr:
+    def reread(self, value: Expr) -> Expr:
         return value
 
     def _unread(self, value: Expr) -> Expr:

@@ -210,11 +210,14 @@ class Emitter(Scope):
             return value
         nodes = self._count(value)
         if nodes > MOST_NODES and not str(value.ty).startswith("bool"):
-            value, nodes = self._reread(value), 1
+            value, nodes = self.reread(value), 1
         return self._bound(value, name, nodes)
 
-    def _reread(self, value: Expr) -> Expr:
+    def reread(self, value: Expr) -> Expr:
         """Stores the value, and gives it as it is read again."""
+        if str(value.ty).startswith("bool"):
+            number, zero = self._as_number(value)
+            return tirx.NE(self.reread(number), zero)
         dtype, lanes = str(value.ty).partition("x")[0], lanes_of(value)
         place, size = self._lane if self.varies(value) else (0, 1)
         if lanes > 1:  # explicit vectors
@@ -234,18 +237,24 @@ class Emitter(Scope):
     def _bound(self, value: Expr, name: str, nodes: int) -> Expr:
         """The value bound to a variable. ``nodes``: its :meth:`_count`."""
         if str(value.ty).startswith("bool"):  # TVM cannot bind vectors of bools
-            lanes = lanes_of(value)
-            one, zero = (
-                tirx.Broadcast(c, lanes) if lanes > 1 else c
-                for c in (tirx.const(1, "int8"), tirx.const(0, "int8"))
-            )
-            return tirx.NE(self._bound(tirx.Select(value, one, zero), name, nodes + 2), zero)
+            number, zero = self._as_number(value)
+            return tirx.NE(self._bound(number, name, nodes + 2), zero)
         var = T.Bind(self._unread(value))
         IRBuilder.name(name, var)
         self._nodes[var] = nodes
         if self.varies(value):
             self._varying.add(var)
         return var
+
+    @staticmethod
+    def _as_number(value: Expr) -> tuple[Expr, Expr]:
+        """A bool as 1 or 0, and the 0 that it is compared with to be a bool again."""
+        lanes = lanes_of(value)
+        one, zero = (
+            tirx.Broadcast(c, lanes) if lanes > 1 else c
+            for c in (tirx.const(1, "int8"), tirx.const(0, "int8"))
+        )
+        return tirx.Select(value, one, zero), zero
 
     def _unread(self, value: Expr) -> Expr:
         """``value``; if it is a float that contains a choice, behind two reinterpretations.

@@ -20,6 +20,7 @@ from gtco.tensor.analysis.indices import broadcast_index
 from gtco.tensor.analysis.movement import BIJECTIVE, MOVEMENT, source_index
 from gtco.tensor.emit import scalar
 from gtco.tensor.emit.bfloat16 import literal
+from gtco.tensor.emit.choices import stored
 from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.stage import Operator, Stage
@@ -36,6 +37,9 @@ class Reader:
     inputs: Mapping[str, Array]
     known: dict[str, Callable[[Sequence[Expr]], Expr]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._stored = stored(self.stage)
+
     def value(self, tensor: str, index: Sequence[Expr]) -> Expr:
         """``tensor[index]`` as an expression. Large intermediate values are bound once."""
         index = [self.emitter.index(i) for i in index]
@@ -46,9 +50,9 @@ class Reader:
             return self.load(tensor, index)
         if pattern(op.kind) == ELEMENTWISE:
             args = [self.value(x, broadcast_index(index, self.shape(x))) for x in op.inputs]
-            return scalar.apply(
-                self.emitter, op, args, [self.stage.types[x].dtype for x in op.inputs]
-            )
+            dtypes = [self.stage.types[x].dtype for x in op.inputs]
+            value = scalar.apply(self.emitter, op, args, dtypes)
+            return self.emitter.reread(value) if tensor in self._stored else value
         return self.moved(op, index)
 
     def shape(self, tensor: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtco.graph.fusion.dpof import Pricer, Search, post_dominators
+from gtco.graph.fusion.dpof import MOST_PATHS, Pricer, Search, post_dominators
 from gtco.graph.fusion.patterns import stage_allowed
 from gtco.graph.fusion.stages import any_anchors, no_floor, partition
 from gtco.graph.graph import Graph
@@ -404,3 +404,27 @@ def test_post_dominators_stand_on_every_way_out(graph: Graph) -> None:
         for n in range(len(names))
     ]
     assert post_dominators(users, stored) == expected
+
+
+def test_no_stage_has_an_operator_along_many_paths() -> None:
+    """A chain each of whose operators reads the one before twice has 2^n paths. No stage of it has
+    more than MOST_PATHS, and those of a chain of single readers may be longer.
+    """
+    shape = TensorType((64,))
+
+    def chain(reads_twice: bool, length: int) -> Graph:
+        types = {f"t{n}": shape for n in range(length + 1)}
+        operators = {
+            f"t{n}": Operator(
+                "multiply", (f"t{n - 1}", f"t{n - 1}" if reads_twice else "t0"), f"t{n}", shape
+            )
+            for n in range(1, length + 1)
+        }
+        return Graph(("t0",), (f"t{length}",), types, {}, operators)
+
+    def cost(stage: Stage) -> float:
+        return 1.0
+
+    twice = partition(chain(True, 14), cost)
+    assert max(len(stage.operators) for stage in twice.stages) == 1 + int(math.log2(MOST_PATHS))
+    assert len(partition(chain(False, 14), cost).stages) == 1
