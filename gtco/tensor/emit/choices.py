@@ -1,9 +1,9 @@
 """Chains of choices, whose conditions follow from other choices.
 
 TVM's ``LowerIntrin`` simplifies the condition of each choice, and there the choices inside, each of
-which has its condition simplified anew: the time grows by a factor of about ten with each in the
-chain, to minutes from eight on (``torch.bucketize``, a binary search that ``torch.export`` writes
-out). It does not look into a value that is read from memory.
+which has its condition simplified anew. So the time grows by a large factor with each: two
+remainders of remainders take a minute, as does ``torch.bucketize``, a binary search that
+``torch.export`` writes out. It does not look into a value that is read from memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Operator, Stage
 
-FEW = 6  # choices of a chain, which TVM simplifies in no time
+FEW = 3  # choices of a chain, which TVM simplifies in no time
 APART = 2  # choices between two values that are stored, in longer chains
 _DIVISIONS = ("divide", "floor_divide", "floor_mod", "mod")  # of integers; choices look for zeros
 
