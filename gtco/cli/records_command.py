@@ -14,6 +14,7 @@ from gtco.cli.tables import Table
 from gtco.search.records.records import Record, Records
 from gtco.search.records.standing import only_standing, stood
 from gtco.search.records.text import from_lines, program_lines, programs, to_lines
+from gtco.support.counting import counted
 from gtco.support.errors import RecordError
 from gtco.tensor.stage import Stage
 
@@ -100,7 +101,7 @@ def show(file: Path, records: list[Record]) -> None:
     """Prints one table for each machine, target and version: the stages, the configs that stand,
     and how many candidates were tried.
     """
-    say(f"{file}: {len(records)} records")
+    say(f"{file}: {counted(len(records), 'record')}")
     for known in dict.fromkeys(record.circumstances for record in records):
         here = [record for record in records if record.circumstances == known]
         table = Table(text(here[0].known))

@@ -14,6 +14,7 @@ import numpy as np
 from gtco.cli import arguments
 from gtco.cli.console import say, show
 from gtco.cli.tables import Table
+from gtco.support.counting import counted
 from gtco.support.errors import BuildError, InputError, OptionError
 from gtco.support.sizes import flags
 
@@ -87,7 +88,7 @@ def main(options: argparse.Namespace) -> int:
     show(table)
     if options.output:
         save(outputs, options.output)
-        say(f"saved {len(outputs)} outputs in {options.output}")
+        say(f"saved {counted(len(outputs), 'output')} in {options.output}")
     if options.repeat:
         seconds = time_calls(lambda: model.run(inputs), options.repeat)
         median, least, p90 = np.median(seconds), np.min(seconds), np.percentile(seconds, 90)

@@ -12,13 +12,14 @@ from gtco.cli.console import milliseconds, say, size, text
 from gtco.cli.inspection import Inspection, looked_at
 from gtco.cli.tables import Table
 from gtco.report.words import FEWER_PRODUCTS
+from gtco.support.counting import counted
 
 
 def show_variants(title: str, found: Mapping[str, Inspection], every: bool) -> None:
     """Prints a row for each variant, or for some of many."""
     from gtco.runtime.library import tensor_specs
 
-    table = Table(f"{title}: {len(found)} variants")
+    table = Table(f"{title}: {counted(len(found), 'variant')}")
     table.column("sizes", least=12)
     for heading in ("stages", "MFLOP", "arena", "predicted ms", "measured ms", "% of peak"):
         table.column(heading, right=True)
@@ -70,7 +71,7 @@ def show(title: str, seen: Inspection, every: bool) -> None:
     measured = all("measured_seconds" in s for s in seen.stages)
     firsts = seen.details["metadata"].get("parts", (0,))
     parts = f", a batch in {len(firsts)} parts of {firsts[1]}" if len(firsts) > 1 else ""
-    table = Table(f"{title}: {len(seen.stages)} stages{parts}")
+    table = Table(f"{title}: {counted(len(seen.stages), 'stage')}{parts}")
     images = seen.details["metadata"].get("images")  # of a model for GPUs
     launch = ("grid", "threads", "shared") if images else ()
     table.column("stage", least=14, rank=2 if every else 3)
@@ -198,14 +199,14 @@ def above_peak(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     said = []
     if fewer:
         said.append(
-            f"{len(fewer)} stages are above 100 % of the peak because their FLOPs are those of the "
-            "definition, and Winograd's and Strassen's algorithms multiply less"
+            f"{counted(len(fewer), 'stage')} above 100 % of the peak because their FLOPs are those "
+            "of the definition, and Winograd's and Strassen's algorithms multiply less"
         )
     if len(above) > len(fewer):
         said.append(
-            f"{len(above) - len(fewer)} stages are above 100 % of the peak because the machine was "
-            "faster while they ran than while its peak was read: the cores' clock and other "
-            "processes change it, and a peak is kept for an hour"
+            f"{counted(len(above) - len(fewer), 'stage')} above 100 % of the peak because the "
+            "machine was faster during the run than while its peak was read: the cores' clock and "
+            "other processes change it, and a peak is kept for an hour"
         )
     return said
 

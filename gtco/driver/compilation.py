@@ -23,6 +23,7 @@ from gtco.driver.sizes.shared import Shared
 from gtco.machine.target import Machine, Target
 from gtco.runtime.publish import write_error
 from gtco.search.records.records import Record, Records
+from gtco.support.counting import counted
 from gtco.support.errors import REPORT, InternalError, guarded
 from gtco.support.options import GPU_PRECISIONS, CompileOptions
 from gtco.tensor.stage import Stage
@@ -101,7 +102,8 @@ class Compilation:
         with self.phase("read") as say:
             imported = self.imported(machine)
             graph = lower(imported)
-            say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
+            inputs = counted(len(imported.inputs), "input")
+            say(f"{inputs}, {counted(len(imported.weights), 'weight')}")
         precision = self.options.precision
         if imported.bfloat16 and precision == "fp32":
             precision = "bf16"  # operands of products are of bfloat16 in the file
@@ -116,7 +118,7 @@ class Compilation:
             simple = self.canonical(lowered, machine, among)
             if self.shared is not None:
                 self.shared.unite(simple.graph)
-            say(f"{len(simple.graph.operators)} operators")
+            say(counted(len(simple.graph.operators), "operator"))
         return simple
 
     def fuse(
@@ -133,7 +135,7 @@ class Compilation:
             policy = self.policy_for(machine, records, shipped)
             fused = self.partitioned(self.rounded(simple, policy), among)
             found = fused.partition
-            say(f"{len(found.stages)} stages, {found.unique} of them different")
+            say(f"{counted(len(found.stages), 'stage')}, {found.unique} of them different")
         return fused
 
     def to_stages(self, machine: Machine, records: Records | None) -> Fused:
@@ -148,7 +150,7 @@ class Compilation:
             if self.shared is not None:
                 self.shared.layouts.add(made.stages, made.kernels, graph.constants)
             code = sum(k.nbytes for k in made.kernels.values())
-            say(f"{len(made.kernels)} kernels, {code >> 10} KiB")
+            say(f"{counted(len(made.kernels), 'kernel')}, {code >> 10} KiB")
             launching = backend_of(policy.target).launching(made, graph, self.options, workers)
             if launching is not None:
                 self.report.notes += launching.notes

@@ -28,6 +28,7 @@ from gtco.runtime.library import read_metadata
 from gtco.runtime.ranges import Covered
 from gtco.runtime.writing.linking import build_artifact
 from gtco.search.records.records import Record, Records
+from gtco.support.counting import counted
 from gtco.support.options import CompileOptions
 from gtco.support.sizes import evenly_spread, sizes_text, stepped_ranges
 
@@ -315,7 +316,7 @@ class Library:
         # the link is of all sizes
         with first.told(self._progress), first.phase("link") as say:
             library = self._link(built, folder)
-            say(f"{len(self.plan.sizes)} variants, {memory(first.report)}")
+            say(f"{counted(len(self.plan.sizes), 'variant')}, {memory(first.report)}")
         for run, sizes in self._verified():
             verify(run, library, sizes)
         for run, one in kept:

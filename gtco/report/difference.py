@@ -12,6 +12,7 @@ from typing import Any, Literal
 import networkx
 
 from gtco.report.facts import VERSION, Facts, ModelFacts, StageFacts
+from gtco.support.counting import counted
 from gtco.support.errors import OptionError
 from gtco.support.sizes import sizes_text
 
@@ -178,4 +179,4 @@ def _kinds(stage: StageFacts) -> list[str]:
 
 
 def _stages(found: Sequence[StageFacts]) -> str:
-    return "1 stage" if len(found) == 1 else f"{len(found)} stages"
+    return counted(len(found), "stage")

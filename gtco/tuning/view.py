@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gtco.support.counting import counted
+
 LEAST_GAIN = 1.005  # times as fast; less is noise
 # Not measured yet; still gaining, or not tried enough; done with, or nothing left to try.
 State = Literal["waiting", "open", "done"]
@@ -89,8 +91,9 @@ class View:
         """The state in one line."""
         others = f" and {self.others} of other partitions" if self.others else ""
         done = (
-            f"{self.trials} candidates of {self.measured} stages{others} measured, {self.changed} "
-            f"picks changed; stages timed alone add up to {became(self.before, self.now)}"
+            f"{counted(self.trials, 'candidate')} of {counted(self.measured, 'stage')}{others} "
+            f"measured, {counted(self.changed, 'pick')} changed; stages timed alone add up to "
+            f"{became(self.before, self.now)}"
         )
         if self.doing:
             done += f"; {self.doing}, about {self.remaining:.0f} s to go"
@@ -103,7 +106,7 @@ class View:
         """
         if not self.measured:
             return []
-        by = f"by {self.trials + self.others} candidates in {self.elapsed:.0f} s"
+        by = f"by {counted(self.trials + self.others, 'candidate')} in {self.elapsed:.0f} s"
         if self.changed and self.now and self.before >= LEAST_GAIN * self.now:
             gain = self.before / self.now
             said = [f"gained: {became(self.before, self.now)} ({gain:.3f} times) {by}"]

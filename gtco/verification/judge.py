@@ -25,11 +25,14 @@ class Unjudged(Exception):
 class Judge(Protocol):
     """``name`` is the judge's name. Both methods give the model's outputs in order and may raise
     :class:`Unjudged`: :meth:`exact` computes in float64, :meth:`rounded` with the roundings of
-    ``precision``.
+    ``precision``. ``selects``: does the model select elements by their values, so that rounding
+    decides which of two nearly equal ones it takes?
     """
 
     @property
     def name(self) -> str: ...
+    @property
+    def selects(self) -> bool: ...
     def exact(self, inputs: Mapping[str, Array]) -> Sequence[Array]: ...
     def rounded(self, inputs: Mapping[str, Array], precision: str) -> Sequence[Array]: ...
 
@@ -41,6 +44,7 @@ class TorchJudge:
     """
 
     name = "float64 (PyTorch)"
+    selects = False  # not known
 
     def __init__(self, run: Callable[[Mapping[str, Array], Any], Sequence[Array]]) -> None:
         self._run = run

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gtco.support.counting import counted
 from gtco.support.errors import VerificationError
 
 
@@ -143,7 +144,7 @@ class VerificationReport:
 
     def __str__(self) -> str:
         verdict = "agrees with" if self.passed else "differs from"
-        text = f"{verdict} {self.reference} in {len(self.differences)} comparisons"
+        text = f"{verdict} {self.reference} in {counted(len(self.differences), 'comparison')}"
         if self.worst is None:
             return text
         worst = f"{self.worst.relative:.1e} ({self.worst.output} on {self.worst.case} inputs)"

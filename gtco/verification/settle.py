@@ -118,7 +118,8 @@ def settle(
         assert source.judge is not None
         judge = source.judge
         runs = [(judge.exact, x) for x in near]
-        runs += [(lambda x: judge.rounded(x, how.precision), x) for x in (dict(inputs), *near)]
+        rounded = (dict(inputs), *near) if judge.selects else (dict(inputs),)
+        runs += [(lambda x: judge.rounded(x, how.precision), x) for x in rounded]
         noise = _moved(runs, exact)
     return again(noise) if noise is not None else judged
 
@@ -135,10 +136,10 @@ def _exact(
             raise Unjudged(f"its outputs have the shapes {shapes}")
         apart = [_alone(*pair[1:], truth, how) for pair, truth in zip(pairs, exact, strict=True)]
         if max(apart, default=0) > ALONE:
-            # Rounding may change as many, where it decides which of two nearly equal elements is
-            # the k-th largest, say.
-            rounded = map(np.asarray, source.judge.rounded(inputs, how.precision))
-            moved = [_alone(x, x, truth, how) for x, truth in zip(rounded, exact, strict=True)]
+            moved = [0.0] * len(exact)
+            if source.judge.selects:  # rounding may change as many
+                rounded = map(np.asarray, source.judge.rounded(inputs, how.precision))
+                moved = [_alone(x, x, truth, how) for x, truth in zip(rounded, exact, strict=True)]
             if any(far > max(ALONE, least) for far, least in zip(apart, moved, strict=True)):
                 raise Unjudged(
                     f"it differs from both in {max(apart):.0%} of the elements on which "

@@ -110,7 +110,7 @@ def test_compile_shows_what_measuring_took_and_gained(compiler, capsys):
     out = capsys.readouterr().out
     assert "partition" in out and "3 partitions measured" in out and "in the model" in out
     assert "a run of the whole model: 4.20 -> 2.70 ms; 2 picks and the partition" in out
-    assert "9.5 s of it: 16 candidates of 1 stages measured, 1 picks changed" in out
+    assert "9.5 s of it: 16 candidates of 1 stage measured, 1 pick changed" in out
     assert "gained: 4.00 -> 2.60 ms (1.538 times) by 16 candidates in 10 s" in out
     assert "92% matmul+add (91% of the peak); 5% softmax" in out
     assert "1 of 2 stages were not measured" in out
@@ -129,7 +129,7 @@ def test_what_is_said_of_measuring_agrees_with_itself(compiler, capsys):
     out = capsys.readouterr().out
     assert "no gain above the noise by 88 candidates in 10 s" in out
     assert "gained: " not in out and "(1.00" not in out
-    assert "24 candidates of 1 stages and 64 of other partitions measured" in out
+    assert "24 candidates of 1 stage and 64 of other partitions measured" in out
     assert "by the model of the machine" in out
     assert "stages timed alone add up to 0.341 -> 0.340 ms" in out
     assert "a run of the whole model: 0.320 ms, as before" in out

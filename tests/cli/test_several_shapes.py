@@ -37,7 +37,7 @@ def test_compile_shows_every_variant(folder: Path, capsys: pytest.CaptureFixture
     assert cli.main(argv.split()) == 0
     captured = capsys.readouterr()
     for batch in (2, 3):
-        assert f"batch={batch}: 1 inputs" in captured.err  # the line of the phase
+        assert f"batch={batch}: 1 input," in captured.err  # the line of the phase
         assert f"batch={batch}: agrees with ONNX Runtime" in captured.err
         assert f"batch={batch}:" in captured.out
     assert "2 variants" in captured.err and "variants     2" in captured.out

@@ -22,6 +22,7 @@ from gtco.graph.graph import Graph
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu.plan import GpuArtifact
 from gtco.runtime.writing.linking import build_artifact
+from gtco.support.counting import counted
 from gtco.support.dtypes import is_float
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, Stage
@@ -126,9 +127,11 @@ def compared(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]
         total += output.type.nbytes
         if total <= MOST_BYTES:
             kept.append(output.output)
-    left = len(outputs) - len(kept)
-    why = f"the outputs of {left} stages are left out: all have more than {MOST_BYTES >> 30} GiB"
-    return tuple(kept), ((why,) if left else ())
+    if not (left := len(outputs) - len(kept)):
+        return tuple(kept), ()
+    those = counted(left, "stage")
+    why = f"the outputs of {those} are left out: all have more than {MOST_BYTES >> 30} GiB"
+    return tuple(kept), (why,)
 
 
 def with_outputs(graph: Graph, more: Sequence[str]) -> Graph:

@@ -24,13 +24,13 @@ def stored(stage: Stage) -> frozenset[str]:
     found = set()
     for op in stage.operators:
         before = max((depth.get(x, 0) for x in op.inputs), default=0)
-        depth[op.output] = before + _choices(op, stage)
+        depth[op.output] = before + _choices(op)
         if depth[op.output] // APART > before // APART:
             found.add(op.output)
     return frozenset(found) if max(depth.values()) > FEW else frozenset()
 
 
-def _choices(op: Operator, stage: Stage) -> int:
+def _choices(op: Operator) -> int:
     if op.kind in _DIVISIONS and "int" in op.type.dtype:
         return 2
     row = ELEMENTWISE_OPERATORS.get(op.kind)

@@ -50,10 +50,14 @@ class Reader:
             return self.load(tensor, index)
         if pattern(op.kind) == ELEMENTWISE:
             args = [self.value(x, broadcast_index(index, self.shape(x))) for x in op.inputs]
-            dtypes = [self.stage.types[x].dtype for x in op.inputs]
-            value = scalar.apply(self.emitter, op, args, dtypes)
-            return self.emitter.reread(value) if tensor in self._stored else value
+            return self.applied(op, args)
         return self.moved(op, index)
+
+    def applied(self, op: Operator, args: Sequence[Expr]) -> Expr:
+        """The value of an element-wise operator for these values of its inputs."""
+        dtypes = [self.stage.types[x].dtype for x in op.inputs]
+        value = scalar.apply(self.emitter, op, args, dtypes)
+        return self.emitter.reread(value) if op.output in self._stored else value
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         return shape_of(self.stage, tensor)
@@ -192,9 +196,7 @@ class Reader:
                 else self.value(x, broadcast_index(where[op.output], self.shape(x)))
                 for x in op.inputs
             ]
-            values[op.output] = em.let(
-                scalar.apply(em, op, args, [self.stage.types[x].dtype for x in op.inputs])
-            )
+            values[op.output] = em.let(self.applied(op, args))
         output = self.stage.output.output
         return values[output], where[output]
 

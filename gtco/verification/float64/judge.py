@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -10,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gtco.machine.memory import memory_left
+from gtco.support.onnx_messages import nodes
 from gtco.verification.judge import Unjudged
 
 Array = NDArray[Any]
 
 SECONDS = 120.0  # of all evaluations of one verification
 BYTES = 4 * 2**30  # of the tensors of one evaluation; less if less memory is free
+SELECTING = frozenset({"TopK", "ArgMax", "ArgMin"})
 OPERANDS: Mapping[str, Any] = {"fp32": None, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 
 
@@ -29,6 +32,10 @@ class OnnxJudge:
     def __init__(self, read: Callable[[], Any]) -> None:
         self._read = read
         self._evaluator: Any = None
+
+    @cached_property
+    def selects(self) -> bool:
+        return any(node.op_type in SELECTING for node in nodes(self._read().graph))
 
     def exact(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         return self._run(inputs, np.float64, None)
