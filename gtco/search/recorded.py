@@ -206,6 +206,10 @@ class RecordedPolicy:
         """True if a shipped record decides the pick of this stage."""
         return stage.key not in self._all and standing(self.known(stage)) is not None
 
+    def won(self, stage: Stage, config: Config) -> bool:
+        """True if the user's own records leave this config of the stage standing."""
+        return stage.key in self._all and standing(self.known(stage)) == config
+
     def said_elsewhere(self, stages: Iterable[Stage], picks: Mapping[str, Pick]) -> list[str]:
         """For records of a GPU or a CPU elsewhere, a note on how many stages follow them."""
         if not self.circumstances:

@@ -4,6 +4,7 @@ stands.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from gtco.driver.sizes import layouts
 from gtco.machine.target import TARGETS
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.policy import priced
+from gtco.search.recorded import RecordedPolicy
+from gtco.search.records.records import Record, Records, circumstances
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
@@ -80,6 +83,25 @@ def test_what_was_measured_stands() -> None:
             return priced(self, space_of(stage, self.target), measured.config)
 
     assert found.choose(Measured(MACHINE), {}, weights, stage) == measured
+
+
+def test_the_first_choice_stands_too_where_it_was_measured(tmp_path: Path) -> None:
+    """It gives way to a layout that is there, until a record of the user says that it won."""
+    stage, found, policy = product(ROWS[1]), layouts.Layouts(), AnalyticPolicy(MACHINE)
+    weights = {"w": np.zeros((DEPTH, COLUMNS), np.float32)}
+    other, best = policy.choose(product(ROWS[0])), policy.choose(stage)
+    assert other is not None and best is not None
+    found.add([stage], {stage.key: kernel(other, product(ROWS[0]))}, weights)
+    config, here = json.dumps(best.config.to_json()), circumstances(MACHINE)
+    won = Record(stage.key, stage.label, here, config, "taken", best.seconds, best.seconds)
+    with Records(tmp_path / "r") as records:
+        measured = RecordedPolicy(policy, records)
+        assert found.choose(measured, {}, weights, stage) != best
+        records.add([won])
+        measured.observe()
+        assert found.choose(measured, {}, weights, stage) == best
+    shipped = RecordedPolicy(policy, shipped=[won])
+    assert found.choose(shipped, {}, weights, stage) != best
 
 
 @pytest.mark.parametrize("close", [1.0, layouts.CLOSE])

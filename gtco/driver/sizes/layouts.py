@@ -16,6 +16,7 @@ import numpy as np
 
 from gtco.codegen.jobs import Kernel
 from gtco.search.policy import Policy, priced
+from gtco.search.recorded import RecordedPolicy
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick
@@ -89,7 +90,7 @@ class Layouts:
         if there is None and self.fits(best, stage, constants):
             return best
         promising, most = policy.best(stage, LOOKED_AT, without), self.close
-        if best.config != promising[0].config:  # it was measured
+        if best.config != promising[0].config or _won(policy, stage, best):  # it was measured
             return best
         if there is not None and there[0].sketch not in without:
             return priced(policy, space_of(stage, policy.target), there[0]) or best
@@ -110,6 +111,10 @@ class Layouts:
             if known and packing not in known:
                 return False
         return True
+
+
+def _won(policy: Policy, stage: Stage, pick: Pick) -> bool:
+    return isinstance(policy, RecordedPolicy) and policy.won(stage, pick.config)
 
 
 def larger(packing: Packing) -> bool:

@@ -227,6 +227,8 @@ class Many:
         promising = policy.best(stage, LOOKED_AT)
         if first is None or not promising or first.config != promising[0].config:
             return best  # it was measured
+        if policy.won(stage, first.config):  # so was this one
+            return best
         return next((p for p in close(promising) if form_of(p.config) in known), best)
 
     def _settle(self) -> None:

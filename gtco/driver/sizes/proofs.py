@@ -20,6 +20,7 @@ from gtco.driver.checks import at_sizes, check_dump
 from gtco.driver.compilation import Compilation
 from gtco.driver.phases import Lowered
 from gtco.driver.sizes import parts
+from gtco.driver.sizes.plan import Sizes
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.samples import Samples, narrow, samples_along
@@ -27,8 +28,6 @@ from gtco.machine.target import Machine
 from gtco.support.errors import GtcoError, ShapeError
 from gtco.support.nested import call_arguments
 from gtco.support.sizes import Range, sizes_text
-
-Sizes = Mapping[str, int]
 
 
 class Proofs:

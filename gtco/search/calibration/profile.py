@@ -107,8 +107,8 @@ def known(target: Target) -> bool:
 
 
 def _failed(path: Path, key: Mapping[str, Any]) -> str:
-    """The note of a process that could not measure the machine a short time ago, while others are
-    busy; "" if there is none. A process looks at the load once.
+    """The note of a process that failed to measure the machine a short time ago; "" if none did, or
+    if other processes are not busy now. This process reads how busy they are only once.
     """
     try:
         data = json.loads(path.read_text())

@@ -241,16 +241,13 @@ def test_tuned_together(tmp_path: Path) -> None:
         assert report.tuning and any(one.tuning for one in report.variants.values())
         assert sum(name == "tune" for name, _ in report.phases) == 1
         chosen = [[s["schedule"] for s in v.stages] for v in compiled.variants]
-        notes = [note for one in (report, *report.variants.values()) for note in one.notes]
         for batch in (3, 2):
             x = random(batch, TOKENS, WIDTH)
             with compile_model(batched(), shapes={"batch": batch}) as alone:
                 for mine, its in zip(compiled(x), alone(x), strict=True):
                     np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5)
     with compile_model(batched(), records=records, **options) as again:
-        followed = [[s["schedule"] for s in v.stages] for v in again.variants]
-    # on a busy machine picks stand although other readings are there
-    assert followed == chosen or any("too noisy" in note for note in notes), notes
+        assert [[s["schedule"] for s in v.stages] for v in again.variants] == chosen
 
 
 @pytest.mark.parametrize(
