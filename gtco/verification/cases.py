@@ -2,6 +2,7 @@
 
 Friendly inputs find few errors. Large activations make exp and variances overflow. Zeros and
 constants give a variance of zero. A single spike is a row that dominates a softmax or a maximum.
+A float whose elements index a table, as the first two of each of Kosmos's patches, stays in it.
 Masks are tried with everything kept, everything masked, at random, and with a whole row masked; a
 mask that is added to scores also with -inf and with the lowest finite number. Ids cover the whole
 table that they index.
@@ -65,7 +66,7 @@ def cases(
     def changed(change: Callable[[Array], Array]) -> dict[str, Array]:
         # numpy turns a product of tensors without axes into a bare number
         new = {name: np.asarray(change(base[name]), base[name].dtype) for name in values}
-        return base | kept | new
+        return base | kept | {name: _inside(x, (roles or {}).get(name)) for name, x in new.items()}
 
     result = {"random": base}
     if values:
@@ -101,12 +102,28 @@ def usual(
         if mask_of(spec, roles) in ("binary", "either"):
             result[spec.name] = _filled(_random_keep(rng, spec.shape, True), dtype, "binary")
         elif is_float(dtype):
-            result[spec.name] = np.asarray(rng.standard_normal(spec.shape)).astype(dtype)
+            drawn = np.asarray(rng.standard_normal(spec.shape)).astype(dtype)
+            result[spec.name] = _inside(drawn, role)
         else:
             range_ = (ranges or {}).get(spec.name) or ranges_to_try(spec, role)[0]
             told = [int(v) for v in role.told if v.is_integer()] if role else []
             result[spec.name] = integers(rng, spec, range_, told)
     return result
+
+
+def table_of(role: Role | None) -> Range | None:
+    """The places of the table that all or some elements of an input index; None if none does, or if
+    its size is not known.
+    """
+    if role is None or not role.index or role.bound is None:
+        return None
+    return max(0, role.low), role.bound
+
+
+def _inside(x: Array, role: Role | None) -> Array:
+    """Floats as they are, or within the table that some of them index."""
+    table = table_of(role)
+    return x if table is None else np.clip(np.abs(x), table[0], table[1] - 1).astype(x.dtype)
 
 
 def _masks(

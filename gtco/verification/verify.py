@@ -17,6 +17,7 @@ from gtco.verification.cases import (
     cases,
     mask_of,
     ranges_to_try,
+    table_of,
     usual,
 )
 from gtco.verification.reference import Reference, open_reference
@@ -74,7 +75,13 @@ def verify(
             reference, stack, [spec.name for spec in model.inputs], example_inputs
         )
         ranges = accepted_ranges(model.inputs, source, seed)
-        masks = [s.name for s in model.inputs if mask_of(s, source.roles) is not None]
+        known = source.roles or {}
+        # a small step changes what these choose
+        fixed = [
+            s.name
+            for s in model.inputs
+            if mask_of(s, source.roles) is not None or table_of(known.get(s.name))
+        ]
         tried = cases(model.inputs, seed, source.roles, ranges)
         if source.examples is not None and _fit(model.inputs, source.examples):
             tried = {"example": dict(source.examples), **tried}
@@ -90,7 +97,7 @@ def verify(
                 (spec.name, actual[spec.name], e)
                 for spec, e in zip(model.outputs, expected, strict=True)
             ]
-            differences += held(source, case, inputs, pairs, masks, settled)
+            differences += held(source, case, inputs, pairs, fixed, settled)
         if precision != "fp32" and is_classifier(model.inputs, model.outputs):
             top1 = same_class_first(model, source.run, seed, source.roles, ranges, tolerance)
     differences += nothing_compared(differences, sizes)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import gtco
 from gtco.verification import Role, cases, onnx_roles, verify
 from gtco.verification.cases import mask_of, ranges_to_try
 from tests.verification.test_verification import TensorSpec
@@ -206,6 +207,31 @@ def test_subgraphs_read_inputs_too():
     )
     outer.node.append(onnx.helper.make_node("If", ["k"], ["y"], then_branch=body, else_branch=body))
     assert onnx_roles(outer)["i"].bound == 7
+
+
+def test_floats_that_index_stay_in_their_table():
+    """As the patches of Kosmos, whose first elements are the row and the column."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1,6,5] x) => (float[1,6,4] y) {
+            place = Slice(x, zero, one, two)
+            row = Squeeze(place, two)
+            ids = Cast<to=7>(row)
+            e = Gather(table, ids)
+            rest = Slice(x, one, five, two)
+            y = Add(e, rest)
+        }"""
+    )
+    values = {"zero": [0], "one": [1], "two": [2], "five": [5]}
+    constants = {name: np.array(value, np.int64) for name, value in values.items()}
+    constants["table"] = np.arange(28, dtype=np.float32).reshape(7, 4)
+    for name, value in constants.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    roles = onnx_roles(model.graph)
+    assert roles["x"].index and roles["x"].bound == 7
+    drawn = cases((TensorSpec("x", "float32", (1, 6, 5)),), roles=roles)
+    assert drawn["large"]["x"].max() == 6 and drawn["large"]["x"].min() >= 0
+    assert drawn["random"]["x"].max() < 6
+    assert gtco.compile_model(model, verify=True).report.verification.passed
 
 
 def test_ids_that_the_reference_refuses_are_drawn_smaller():
