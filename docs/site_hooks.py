@@ -10,7 +10,7 @@ LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to files of the repository that are no pages (``../examples/c``) become their text and
+    """Links to files of the repository that are not pages (``../examples/c``) become their text and
     the file's name: a site that is read elsewhere has no such files.
     """
     folder = posixpath.dirname(page.file.src_uri)

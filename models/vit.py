@@ -104,8 +104,8 @@ def resample_positions(
 ) -> dict[str, Tensor]:
     """Resample a square grid of position embeddings to ``grid``, unless the count fits already.
 
-    Bicubic. ``state[name]`` is [1, prefix_tokens + n * n, width]; an embedding that is no square is
-    left as it is, and the loader then reports the shapes.
+    Bicubic. ``state[name]`` is [1, prefix_tokens + n * n, width]; an embedding that is not a square
+    is left as it is, and the loader then reports the shapes.
     """
     positions = state.get(name)
     if positions is None or positions.ndim != 3:

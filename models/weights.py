@@ -143,7 +143,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         )
     strangers = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if strangers:
-        raise ModelError(f"{path} is no state dict: not a tensor: {_some(strangers)}")
+        raise ModelError(f"{path} is not a state dict: not a tensor: {_some(strangers)}")
     return {str(name).removeprefix("module."): value for name, value in content.items()}
 
 

@@ -40,8 +40,8 @@ def named(name: str) -> Product:
         batch = m = n = k = 0
     if kind not in KINDS or min(batch, m, n, k) < 1:
         raise OptionError(
-            f"'{name}' is no product: write one as '{KINDS[0]} 1x197x768x768', with batch, rows, "
-            f"columns and depth; the classes are {', '.join(KINDS)}"
+            f"'{name}' is not a product: write one as '{KINDS[0]} 1x197x768x768', with batch, "
+            f"rows, columns and depth; the classes are {', '.join(KINDS)}"
         )
     return Product(kind, batch, m, n, k)
 

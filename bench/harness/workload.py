@@ -122,8 +122,8 @@ def readable(path: Path, folder: Path) -> Path:
 
 
 def check_library(library: Path, model: Path | None = None) -> None:
-    """Raises ``ArtifactError`` if ``library`` is no model of gtco's, ``OptionError`` if its inputs
-    are not those of the .onnx file ``model``. Runs no code of the library.
+    """Raises ``ArtifactError`` if ``library`` is not a model of gtco's, ``OptionError`` if its
+    inputs are not those of the .onnx file ``model``. Runs no code of the library.
     """
     metadata = read_metadata(library)
     check_model(library, metadata)

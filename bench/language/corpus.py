@@ -148,5 +148,5 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise OptionError(
-            f"{file} is no vocabulary ({error}): delete it and what was made with it"
+            f"{file} is not a vocabulary ({error}): delete it and what was made with it"
         ) from error

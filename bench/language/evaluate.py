@@ -158,8 +158,8 @@ def _hits(proposed: Sequence[Config], wanted: Config) -> tuple[bool, bool]:
 def errors(
     model: LanguageModel, every: Sequence[Demonstration], draws: int, seed: int = 0
 ) -> float:
-    """The share of sentences, written without masks, that are no config of their space; the paper's
-    1.1 calls a program are a share of 0.09.
+    """The share of sentences, written without masks, that are not configs of their space; the
+    paper's 1.1 calls a program are a share of 0.09.
     """
     from gtco.search.language.prompt import machine_words, prompt
     from gtco.search.language.sentence import LONGEST, Cursor, Grammar

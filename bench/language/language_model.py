@@ -219,7 +219,7 @@ def evaluating(options: argparse.Namespace) -> int:
                 )
                 report[f"{source}, {part}, standing"] = asdict(known)
     wrong = errors(model, shown[:: max(len(shown) // 50, 1)], options.draws, options.seed)
-    say(f"without masks {wrong:.1%} of the sentences are no config")
+    say(f"without masks {wrong:.1%} of the sentences are not configs")
     report["errors"] = wrong
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))

@@ -3,7 +3,7 @@ cutting another model.
 
 Each different size of a stage is replaced, wherever it occurs, by another size. That is a program
 again where operators only need equal sizes to be equal; types are inferred anew, and what does not
-fit is no stage.
+fit is not a stage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST = 1 << 26  # elements of a tensor
 
 
 def resized(stage: Stage, random: Random) -> Stage | None:
-    """The stage with other sizes; None where that is no program, or too large a one."""
+    """The stage with other sizes; None where that is not a program, or too large a one."""
     if any(op.kind not in EQUAL for op in stage.operators):
         return None
     sizes = {d for t in stage.types.values() for d in t.shape if isinstance(d, int) and d >= LEAST}

@@ -221,5 +221,5 @@ def _minutes(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of minutes, such as 30")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of minutes, such as 30")
     return seconds

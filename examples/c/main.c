@@ -64,7 +64,7 @@ static int set_shapes(gtco_model* model, int count, char** texts) {
     int64_t* sizes = calloc((size_t)info->ndim + 1, sizeof *sizes);
     if (!sizes) return 0;
     if (!read_shape(info, texts[i], sizes)) {
-      fprintf(stderr, "'%s' has %d axes, and '%s' is no shape of so many\n", info->name, info->ndim, texts[i]);
+      fprintf(stderr, "'%s' has %d axes, and '%s' is not a shape of so many\n", info->name, info->ndim, texts[i]);
       return 0;
     }
     shapes[i] = sizes;

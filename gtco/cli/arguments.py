@@ -116,7 +116,7 @@ def percent(text: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found < inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no percentage above 0, such as 5")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a percentage above 0, such as 5")
     return found
 
 
@@ -130,7 +130,7 @@ def strength(text: str) -> str | float:
         found = 0.0
     if not 0 < found < 1:
         raise argparse.ArgumentTypeError(
-            f"'{text}' is no strength of smoothing: give a number between 0 and 1, auto or off"
+            f"'{text}' is not a strength of smoothing: give a number between 0 and 1, auto or off"
         )
     return found
 
@@ -142,7 +142,7 @@ def _time(text: str, unit: float, name: str, example: float) -> float:
         seconds = 0.0
     if not 0 < seconds < inf:
         raise argparse.ArgumentTypeError(
-            f"'{text}' is no number of {name} above 0, such as {example:g}"
+            f"'{text}' is not a number of {name} above 0, such as {example:g}"
         )
     return seconds
 

@@ -20,8 +20,8 @@ NEWS_SECONDS = 15.0
 
 
 def width(stream: TextIO | None = None) -> int | None:
-    """The columns of the terminal behind ``stream`` (by default standard output); None if it is no
-    terminal.
+    """The columns of the terminal behind ``stream`` (by default standard output); None if it is not
+    a terminal.
     """
     stream = stream or sys.stdout
     return shutil.get_terminal_size().columns if stream.isatty() else None

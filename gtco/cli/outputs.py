@@ -44,7 +44,7 @@ def check_free(model: Path, library: Path) -> None:
         known = read_metadata(library)
     except GtcoError:
         raise OptionError(
-            f"'{library}' is there already and is no library that gtco made. {wanted}"
+            f"'{library}' is there already and is not a library that gtco made. {wanted}"
         ) from None
     if known.get("model") != _identity(model):
         raise OptionError(

@@ -92,7 +92,7 @@ def _read(source: Path, action: str) -> tuple[list[Record], list[Stage]]:
         raise RecordError(f"{source} could not be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise RecordError(
-            f"{source} is no text: give what gtco records export or gtco measure wrote; gtco "
+            f"{source} is not text: give what gtco records export or gtco measure wrote; gtco "
             "records merge joins files of records"
         ) from error
 

@@ -115,6 +115,6 @@ def write_report(path: Path, library: Path, report: Any) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    content = text.encode(errors="replace")  # a file's name may have bytes that are no UTF-8
+    content = text.encode(errors="replace")  # a file's name may have bytes that are not UTF-8
     write_whole(path, content)
     say(f"{path} ({size(len(content))})")

@@ -118,7 +118,7 @@ if __name__ == "__main__":
     with uncollected():
         from gtco.codegen.serve import serve
 
-        gc.freeze()  # what was imported is no garbage, and a worker that looked at it would copy it
+        gc.freeze()  # what was imported is not garbage, and a worker that looks at it would copy it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on the socket says when to end
     server = ForkServer(socket.socket(fileno=int(sys.argv[1])))
     try:

@@ -59,7 +59,7 @@ class Walk:
         return self.add("ir.Var", {"span": missing, "ty": type_, "name": text})
 
     def dtype(self, index: int) -> str:
-        """Of an expression; "" if it is no number."""
+        """Of an expression; "" if it is not a number."""
         place = self.nodes[index]["data"]["ty"]
         found = self.dtypes.get(place)
         if found is None:

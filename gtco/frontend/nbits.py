@@ -42,7 +42,7 @@ class Packed:
 
     @staticmethod
     def of(node: onnx.NodeProto) -> Packed | None:
-        """Those that a MatMulNBits has by its attributes; None if these are no sizes."""
+        """Those that a MatMulNBits has by its attributes; None if these are not sizes."""
         given = {a.name: a.i for a in node.attribute}
         k, n, block = (given.get(name, 0) for name in ("K", "N", "block_size"))
         bits = given.get("bits", 4)

@@ -281,7 +281,7 @@ def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.Val
     for value in inputs:
         if not value.type.HasField("tensor_type"):
             raise UnsupportedError(
-                f"input '{value.name}' is no tensor ({value.type.WhichOneof('value')}); gtco "
+                f"input '{value.name}' is not a tensor ({value.type.WhichOneof('value')}); gtco "
                 "compiles only models of tensors"
             )
         require_type(f"input '{value.name}'", value.type.tensor_type.elem_type)
@@ -312,7 +312,7 @@ def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
     for value, kind in zip(model.graph.output, [made] if single else made.fields, strict=True):
         if not isinstance(kind, relax.TensorType | relax.ShapeType):
             raise UnsupportedError(
-                f"output '{value.name}' is no tensor but a sequence of tensors; gtco returns "
+                f"output '{value.name}' is not a tensor but a sequence of tensors; gtco returns "
                 "only tensors: make its elements outputs instead (SequenceAt, ConcatFromSequence)"
             )
     return module, importer.labels

@@ -5,7 +5,7 @@ a Shape of the output, or of the tensor that the output is an Identity of, as a 
 So while onnxsim runs, such an output is behind an operator whose output has one axis of any length:
 
 before: y = Relu(x)                        outputs: y
-after:  y = Relu(x); s = Compress(y, c)    outputs: s, with c an input, so that s is no constant
+after:  y = Relu(x); s = Compress(y, c)    outputs: s, with c an input, so that s is not a constant
 """
 
 from __future__ import annotations

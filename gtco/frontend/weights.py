@@ -2,9 +2,9 @@
 it, or in the message.
 
 Large initializers are removed from the model before anything else reads it (``strip``). So onnxsim
-and TVM work on a skeleton of some kilobytes, models beyond protobuf's 2 GB are no special case, and
-each weight is in memory once. ``whole`` puts them back. Weights of less than a byte are unpacked
-when they are read (:mod:`gtco.support.later`).
+and TVM work on a skeleton of some kilobytes, models beyond protobuf's 2 GB are not a special case,
+and each weight is in memory once. ``whole`` puts them back. Weights of less than a byte are
+unpacked when they are read (:mod:`gtco.support.later`).
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _number(entries: dict[str, str], key: str, default: int, name: str) -> int:
         return default
     if not re.fullmatch("[0-9]{1,18}", text):
         raise ModelError(
-            f"initializer '{name}' is damaged: '{text[:40]}' is no {key} of external data: export "
-            "the model again"
+            f"initializer '{name}' is damaged: the {key} '{text[:40]}' of external data is not a "
+            "number of bytes: export the model again"
         )
     return int(text)

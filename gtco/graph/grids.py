@@ -99,7 +99,7 @@ def in_bits(found: Grid, bits: int) -> Grid | None:
 
 def _levels(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
     """How many steps the largest magnitude of each column is, as few as possible; 0 if its values
-    are no whole steps.
+    are not whole steps.
 
     A value divided by the largest one is a fraction. The number of steps is the least common
     multiple of all these fractions' denominators: mostly one of the first few is it already.

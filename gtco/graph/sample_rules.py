@@ -115,7 +115,7 @@ def _concat(call: Call) -> Place:
     axis = call.small["axis"]
     places = [place for place in call.places if place is not None]
     if len(places) < len(call.places):
-        raise Mixed("puts samples beside something that is no sample")
+        raise Mixed("puts samples beside something that is not a sample")
     if any(place.axis != axis for place in places):
         return _agreed(places)
     if len({place.inner for place in places}) > 1:

@@ -290,7 +290,7 @@ class InferenceSession:
                 return np.asarray(value, numpy_dtype(dtype_of(kind)))
             except (TypeError, ValueError) as error:
                 raise InputError(
-                    f"the list for input '{name}' is no array of {dtype_of(kind)}: {error}"
+                    f"the list for input '{name}' is not an array of {dtype_of(kind)}: {error}"
                 ) from error
         return value
 

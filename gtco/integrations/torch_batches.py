@@ -45,7 +45,7 @@ class AnyBatch:
 
 
 def any_batch(graph_module: Any, arguments: Sequence[Any], batch: Batch) -> AnyBatch | None:
-    """The facts at any batch of a graph. None if they are no straight lines, or if the batch is
+    """The facts at any batch of a graph. None if they are not straight lines, or if the batch is
     not the outermost axis in the memory of an argument, or has too few sizes.
     """
     sizes = [size for size in islice(batch.sizes, SEEN) if size > 1]

@@ -291,9 +291,9 @@ def _state(tensor: Any) -> tuple[int, int]:
 
 
 class _Frozen(torch.nn.Module):
-    """The graph as a module of its tensors that are no weights. It returns the results that have to
-    be computed, and then the new values of what the graph writes to. With ``batch`` it takes that
-    size from its inputs.
+    """The graph as a module of its tensors that are not weights. It returns the results that have
+    to be computed, and then the new values of what the graph writes to. With ``batch`` it takes
+    that size from its inputs.
     """
 
     def __init__(

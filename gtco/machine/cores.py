@@ -98,7 +98,7 @@ def _folder_quota(folder: Path) -> float | None:
         else:
             quota = (folder / "cpu.cfs_quota_us").read_text()
             period = (folder / "cpu.cfs_period_us").read_text()
-        granted = float(quota) / float(period)  # "max" is no number
+        granted = float(quota) / float(period)  # "max" is not a number
     except (OSError, ValueError, ZeroDivisionError):
         return None
     return granted if 0 < granted <= 1 << 20 else None

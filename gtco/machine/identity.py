@@ -81,7 +81,7 @@ class Identity:
 
     @staticmethod
     def from_json(text: str) -> Identity:
-        """Raises :class:`OptionError` for a text that is no identity."""
+        """Raises :class:`OptionError` for a text that is not an identity."""
         try:
             data = json.loads(text)
             data["features"] = tuple(data["features"])

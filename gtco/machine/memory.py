@@ -30,7 +30,7 @@ def _folder_left(folder: Path) -> int | None:
     for limit, held, files in FILES:
         try:
             most, used = int((folder / limit).read_text()), int((folder / held).read_text())
-        except (OSError, ValueError):  # "max" is no number
+        except (OSError, ValueError):  # "max" is not a number
             continue
         return max(most - used + (_stat(folder / "memory.stat", files) or 0), 0)
     return None

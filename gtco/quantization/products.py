@@ -29,7 +29,7 @@ KINDS = ("MatMul", "Gemm", "Conv")
 # Sums of more terms of uint8 by int8 may leave int32, with room for zero points
 # (gtco/graph/rewrites/quantized/integer_products.py).
 _DEEPEST = 26_000
-_MIXED = 8  # groups of fewer inputs are no products of matrices (tensor/analysis/window.py)
+_MIXED = 8  # groups of fewer inputs are not products of matrices (tensor/analysis/window.py)
 # A classifier's scores pass through these on their way to an output.
 _PASSING = frozenset(
     """Identity Reshape Flatten Squeeze Unsqueeze Transpose Cast Sigmoid Softmax LogSoftmax Relu

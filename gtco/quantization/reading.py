@@ -83,7 +83,7 @@ def _upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 
 def input_specs(source: OnnxSource) -> list[Spec]:
-    """The model's inputs. Raises :class:`ModelError` for one that is no tensor."""
+    """The model's inputs. Raises :class:`ModelError` for one that is not a tensor."""
     graph = source.skeleton.graph
     inside = {*source.weights, *(tensor.name for tensor in graph.initializer)}
     found = []

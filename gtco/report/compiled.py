@@ -39,7 +39,7 @@ def with_report(facts: Facts, report: CompileReport) -> Facts:
 
 
 def verification_facts(found: Any) -> dict[str, Any] | None:
-    """A ``VerificationReport`` as JSON. An error that is no number is None."""
+    """A ``VerificationReport`` as JSON. An error that is not a number is None."""
     if found is None:
         return None
 
@@ -70,7 +70,7 @@ def losses_facts(
     known: Sequence[StageFacts],
 ) -> dict[str, Any] | None:
     """What layers lose: the stages of a library, or the products of a model that was quantized on
-    the way. None if neither was looked at. An error that is no number is None.
+    the way. None if neither was looked at. An error that is not a number is None.
     """
     if stages is not None:
         return {

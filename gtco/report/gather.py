@@ -37,7 +37,7 @@ TINY = 20e-6  # seconds of stages of which that is not said: their time is that 
 def gather(library: Path, dims: Mapping[str, int] | None = None) -> Facts:
     """The facts of a library, or of its variants of these sizes; of many variants those of
     :data:`MOST_MODELS`, and a note says which. Raises
-    :class:`~gtco.support.errors.ArtifactError` if it is no model that gtco compiled.
+    :class:`~gtco.support.errors.ArtifactError` if it is not a model that gtco compiled.
     """
     metadata = read_metadata(library)
     check_model(library, metadata)

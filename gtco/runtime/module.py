@@ -59,7 +59,7 @@ def load(
 
     Raises :class:`ArtifactError` if the file is not gtco's, is damaged, lacks its weights file, or
     needs instructions, a GPU or a driver that this machine does not have. Raises
-    :class:`OptionError` for what is no path.
+    :class:`OptionError` for what is not a path.
     """
     if not isinstance(path, str | os.PathLike):
         raise OptionError(

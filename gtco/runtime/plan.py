@@ -112,7 +112,7 @@ class Variant:
 class Batch:
     """How a model of one shape runs its samples in parts, one after the other: all steps on the
     first ``part`` of its ``samples``, then on the next, until all are done. The last part begins
-    earlier than the one before it ends, if the samples are no multiple.
+    earlier than the one before it ends, if the samples are not a multiple.
 
     ``axes``: where each input and output has the samples, by its name: 0, or another axis behind
     some of size 1; None where it is the same for all samples.

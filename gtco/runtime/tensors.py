@@ -92,7 +92,7 @@ def as_stored(value: Any) -> Any:
 
 
 def shape_of(spec: TensorSpec, value: Any) -> tuple[int, ...]:
-    """The shape of an input. Raises :class:`InputError` for a value that is no tensor."""
+    """The shape of an input. Raises :class:`InputError` for a value that is not a tensor."""
     shape = getattr(value, "shape", None)
     if shape is None and device_of(value) is not None:
         return shape_on_device(value)

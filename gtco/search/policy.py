@@ -78,7 +78,7 @@ class Policy(Prices, Protocol):
 
 
 def priced(policy: Prices, space: Space, config: Config) -> Pick | None:
-    """The config as a pick at the policy's price; None where it is no point of the space."""
+    """The config as a pick at the policy's price; None where it is not a point of the space."""
     sketch = space.sketch(config)
     if isinstance(sketch, Rejection):
         return None

@@ -22,7 +22,7 @@ def call_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 def tensors(value: Any) -> list[Any]:
     """The tensors of a module's output, in order: those in sequences, mappings and dataclasses.
 
-    None, numbers and strings are no outputs.
+    None, numbers and strings are not outputs.
     """
     return [tensor for _, tensor in named_tensors(value)]
 

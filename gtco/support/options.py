@@ -30,7 +30,7 @@ def whole_number(least: int, most: int | None = None) -> str:
 
 
 def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Raises :class:`OptionError` if the option ``name`` is no whole number from ``least`` to
+    """Raises :class:`OptionError` if the option ``name`` is not a whole number from ``least`` to
     ``most``.
     """
     whole = hasattr(value, "__index__") and value >= least and (most is None or value <= most)

@@ -58,7 +58,7 @@ class Range:
                 f"last size before it is {last}"
             )
         if off := [size for size in self.weighted if size not in self]:
-            raise OptionError(f"range {self}: {off[0]}, behind the @, is no size of the range")
+            raise OptionError(f"range {self}: {off[0]}, behind the @, is not a size of the range")
         if len(self.weighted) > MOST_WEIGHTED:
             raise OptionError(f"range {self}: {MOST_WEIGHTED} sizes at most come behind the @")
 
@@ -120,7 +120,7 @@ def check_dims(dims: Any, shapes: Mapping[str, Any]) -> None:
     lengths: list[int] = []
     for key, given in dims.items():
         if not isinstance(key, str):
-            raise OptionError(f"dims: {key!r} is no name; dimensions are named 'batch' or 'x.0'")
+            raise OptionError(f"dims: {key!r} is not a name; dimensions are named 'batch' or 'x.0'")
         sizes = _sizes(key, given)
         if isinstance(sizes, Range):
             what = "range"

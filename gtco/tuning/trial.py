@@ -94,7 +94,7 @@ def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
     """An artifact with the steps of each trial: the first candidate, all candidates, the first
     again. ``metadata["trials"]`` has the numbers of the steps, trial by trial, ``"rounded"`` and
     ``"quantized"`` say which trials round to bfloat16 and to 8 bits, and ``"numbers"`` lists the
-    inputs whose integers are no indices. The result of every step is an output.
+    inputs whose integers are not indices. The result of every step is an output.
     """
     random = np.random.default_rng(0)
     inputs: dict[tuple[TensorType, bool], int] = {}

@@ -165,7 +165,7 @@ def nothing_compared(
 ) -> tuple[Difference, ...]:
     """A failure for each output of which no element was compared in any case.
 
-    If both are NaN everywhere, this is no agreement. ``sizes``: the number of elements of each
+    If both are NaN everywhere, this is not agreement. ``sizes``: the number of elements of each
     output.
     """
     seen: dict[str, int] = dict.fromkeys(sizes, 0)

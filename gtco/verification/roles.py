@@ -47,7 +47,7 @@ class Role:
       all at once, if they are known;
     - ``mask``: ``binary`` (zero means masked, or not masked), ``additive`` (added to the scores
       before a softmax: zero or a huge negative number), ``either`` (a mask only by its name); None
-      if it is no mask;
+      if it is not a mask;
     - ``data``: it is computed with;
     - ``told``: the few values that it is compared with, such as padding.
     """
@@ -211,7 +211,7 @@ def _decides(node: Any, position: int) -> bool:
 
 def _compared(place: _Place, node: Any, position: int, known: _Known) -> set[float] | None:
     """The values of the input that the other side has; an empty set if they are not known; None if
-    the other side is no constant.
+    the other side is not a constant.
     """
     other = node.input[1 - position]
     if other not in known.constants:

@@ -1,5 +1,5 @@
 """Checks that a classifier still has the same first class. It is used for models that are compiled
-in less than fp32: the errors are no bugs, but may change answers.
+in less than fp32: the errors are not bugs, but may change answers.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def verify(
 
 
 def accepted_ranges(inputs: Sequence[Spec], source: Reference, seed: int) -> dict[str, Range]:
-    """For each integer input that is no mask, the widest of :func:`ranges_to_try` that the
+    """For each integer input that is not a mask, the widest of :func:`ranges_to_try` that the
     reference accepts. If it refuses all, the widest, so that the user sees the reference's own
     message.
     """

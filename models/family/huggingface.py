@@ -41,7 +41,7 @@ class HuggingFace:
 
     - ``model`` and ``config``: names of ``transformers``
     - ``fields``: the outputs that are used
-    - ``constants``: arguments of the call that are no inputs
+    - ``constants``: arguments of the call that are not inputs
     - ``part``: the attribute of the built model that is exported; empty for the model itself
     - ``shapes``: of the inputs; the last ``masks`` of them are integers that mark padding
     - ``nested``: configurations inside the configuration, argument -> (class, arguments)

@@ -41,7 +41,7 @@ def test_products_have_names() -> None:
     assert shapes.name_of(product) == "bfloat16 weights 1x7x8x9"
     assert shapes.named("bfloat16 weights 1x7x8x9") == product
     for wrong in ("7x8x9", "float32 weights 7x8x9", "float64 1x7x8x9", "float32 1x0x8x9"):
-        with pytest.raises(OptionError, match="is no product"):
+        with pytest.raises(OptionError, match="is not a product"):
             shapes.named(wrong)
 
 

@@ -60,7 +60,7 @@ def test_a_stranger_is_not_written_over(content, models, tmp_path, capsys):
     path = tmp_path / "libother.so"
     path.write_bytes(content)
     assert compiled(models / "first" / "m.onnx", "-o", str(path)) == 1
-    assert "is no library that gtco made" in capsys.readouterr().err
+    assert "is not a library that gtco made" in capsys.readouterr().err
     assert path.read_bytes() == content
 
 

@@ -76,7 +76,7 @@ def test_dim_alone_lists_the_dimensions(tmp_path: Path, capsys: pytest.CaptureFi
         ("batch=8..4", "the first size is larger than the last"),
         ("batch=1..64:4", "64 is off the step of 4 from 1; the last size before it is 61"),
         ("batch=1..9999999", "a size is 1048576 at most"),
-        ("batch=1..8@9", "9, behind the @, is no size of the range"),
+        ("batch=1..8@9", "9, behind the @, is not a size of the range"),
         ("batch=1..8@1,2,3,4,5", "4 sizes at most"),
     ],
 )

@@ -378,7 +378,7 @@ def test_workers_take_the_process_that_was_started_early() -> None:
 def test_where_no_process_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A container's limit of processes is no fault of gtco's."""
+    """A container's limit of processes is not a fault of gtco's."""
     (tmp_path / "sitecustomize.py").write_text(
         "import errno, os, sys\n"
         "def fork():\n"

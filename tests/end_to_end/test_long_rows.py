@@ -1,5 +1,5 @@
 """Rows that are so few and so long that all threads share their statistics. They are compared with
-float64, also with elements that are no numbers.
+float64, also with elements that are not numbers.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def test_onnxsim_brings_in_no_operators_of_other_domains(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
 def test_onnxsim_leaves_a_softmax_over_one_element(kind: str) -> None:
-    """The result is NaN if that element is no number, so it is not constant."""
+    """The result is NaN if that element is not a number, so it is not constant."""
     proto = model([helper.make_node(kind, ["x"], ["y"], axis=0)])
     graph = lower(load_onnx(proto)).check()
     assert kind.lower() in [op.kind.replace("_", "") for op in graph.operators.values()]

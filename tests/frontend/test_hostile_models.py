@@ -38,17 +38,17 @@ NBYTES = 256 * 256 * 4
 @pytest.mark.parametrize(
     "entries, message",
     [
-        ({"offset": "-4"}, "is no offset"),
-        ({"offset": "four"}, "is no offset"),
-        ({"offset": "0x10"}, "is no offset"),
-        ({"offset": " 4"}, "is no offset"),
-        ({"offset": "\u0664"}, "is no offset"),  # a digit, but not of ASCII
-        ({"offset": str(2**63)}, "is no offset"),
-        ({"offset": str(2**64 - 4)}, "is no offset"),
+        ({"offset": "-4"}, "offset .* is not a number of bytes"),
+        ({"offset": "four"}, "offset .* is not a number of bytes"),
+        ({"offset": "0x10"}, "offset .* is not a number of bytes"),
+        ({"offset": " 4"}, "offset .* is not a number of bytes"),
+        ({"offset": "\u0664"}, "offset .* is not a number of bytes"),  # a digit, but not of ASCII
+        ({"offset": str(2**63)}, "offset .* is not a number of bytes"),
+        ({"offset": str(2**64 - 4)}, "offset .* is not a number of bytes"),
         ({"offset": str(10**17)}, "too short"),
         ({"offset": "4"}, "too short"),
-        ({"length": "-1"}, "is no length"),
-        ({"length": "many"}, "is no length"),
+        ({"length": "-1"}, "length .* is not a number of bytes"),
+        ({"length": "many"}, "length .* is not a number of bytes"),
         ({"length": "12"}, r"takes 262144 bytes, but 12 are given"),
         ({"length": str(NBYTES * 2)}, "bytes, but 524288 are given"),
         ({"location": ""}, "outside"),

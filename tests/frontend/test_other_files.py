@@ -1,4 +1,4 @@
-"""Files that are no float32 ONNX models: saved programs are compiled, quantized models get a note,
+"""Files that are not float32 ONNX models: saved programs are compiled, quantized models get a note,
 and other formats are named.
 """
 

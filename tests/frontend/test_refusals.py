@@ -100,7 +100,7 @@ def test_a_node_that_breaks_a_rule_is_described() -> None:
         (
             helper.make_node("SplitToSequence", ["x"], ["y"], name="s"),
             {"x": (FLOAT, (4, 3))},
-            r"output 'y' is no tensor but a sequence",
+            r"output 'y' is not a tensor but a sequence",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     making.Workers = OneSetOfWorkers  # type: ignore[misc]
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # text that libraries print is no answer
+    os.dup2(2, 1)  # text that libraries print is not an answer
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps(answer(Path(asked["path"]), asked["simplify"])), file=answers, flush=True)

@@ -149,7 +149,7 @@ def execute(
 
 
 class _Unread(ast.NodeTransformer):
-    """An address is no load, and a prefetch may lie behind the buffer: it is not evaluated."""
+    """An address is not a load, and a prefetch may lie behind the buffer: it is not evaluated."""
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         if isinstance(node.func, ast.Attribute) and node.func.attr == "address_of":

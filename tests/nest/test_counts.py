@@ -229,7 +229,7 @@ def test_all_tasks_compute_the_product(family: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_the_workload_of_attention_counts_what_its_loops_do(name: str) -> None:
-    """All tasks of attention, which is no nest. They have equally many blocks."""
+    """All tasks of attention, which is not a nest. They have equally many blocks."""
     random, machine = Random(fresh_seed()), cpu_target(name)
     for _ in range(DRAWS // 2):
         b, m, d = random.randint(1, 3), random.randint(1, 20), random.randint(1, 24)

@@ -245,7 +245,7 @@ def test_the_last_tile_of_every_width_lies_inside_packed_columns() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -3, 1), (1, 1, 2**41)])
 def test_other_sizes_are_refused(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(ShapeError, match="is no size of a product"):
+    with pytest.raises(ShapeError, match="is not a size of a product"):
         check_sizes(*sizes)
 
 

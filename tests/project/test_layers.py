@@ -83,7 +83,7 @@ def violations(path: Path) -> list[str]:
     for line, module in imports(path):
         parts = module.removeprefix("gtco.").split(".")
         if parts[0] in ("models", "bench", "tests") and parts[0] not in OUTSIDE.get(here, set()):
-            wrong.append(f"{name}:{line} imports {module}, which is no part of gtco")
+            wrong.append(f"{name}:{line} imports {module}, which is not a part of gtco")
         parts = module.split(".")
         if parts[0] != "gtco" or len(parts) == 1 or parts[1] in OUTSIDE.get(here, set()):
             continue

@@ -205,7 +205,7 @@ def loader(error: Exception) -> Any:
     ],
 )
 def test_what_the_code_of_the_data_raises(data: Any, said: str) -> None:
-    """It is no fault of gtco, and the cause has the traceback."""
+    """It is not a fault of gtco, and the cause has the traceback."""
     with pytest.raises(InputError, match=said) as raised:
         samples_of(data, [IMAGE])
     assert raised.value.__cause__ is not None

@@ -1,7 +1,7 @@
 """Operators that cancel inside, written out by their definitions.
 
-If terms cancel inside an operator, an engine's rounding of them is no small change of its input or
-output. GELU's tail is x (1 - 0.999999), which is good to 4e-7 of x and no better. An
+If terms cancel inside an operator, an engine's rounding of them is not a small change of its input
+or output. GELU's tail is x (1 - 0.999999), which is good to 4e-7 of x and no better. An
 InstanceNormalization of one element is its bias; in ONNX Runtime it is a difference of two products
 with 1 / sqrt(epsilon). Written out, these differences are tensors of their own.
 

@@ -19,8 +19,8 @@ BLOCKS = 21  # the first opset whose DequantizeLinear has blocks
 
 
 def _parameters(b: Builder, kind: str, size: float) -> list[Tensor]:
-    """A scale with which 8 bits hold about three times ``size``, and a zero point. The scale is no
-    round number: where steps meet in their middle, ONNX Runtime's kernels round in several ways.
+    """A scale with which 8 bits hold about three times ``size``, and a zero point. The scale is not
+    a round number: where steps meet in their middle, ONNX Runtime's kernels round in several ways.
     """
     bounds = np.iinfo(kind)
     zero = int(b.numpy.integers(bounds.min + 100, bounds.max - 99))

@@ -1,5 +1,5 @@
 """What a process finds where it is deployed: users without a home folder, folders that may not be
-entered, a current folder with Python files of the user's, and names that are no UTF-8.
+entered, a current folder with Python files of the user's, and names that are not UTF-8.
 """
 
 from __future__ import annotations

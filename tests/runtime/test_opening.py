@@ -1,4 +1,4 @@
-"""gtco.load of files that may not open: instructions that the CPU lacks, files that are no models,
+"""gtco.load of files that may not open: instructions that the CPU lacks, files that are not models,
 and weights that are lost, moved or rewritten.
 """
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)

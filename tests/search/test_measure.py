@@ -249,7 +249,7 @@ def test_what_passes_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert handed(machine, 1.0) == {"L2": 1 << 19, "L3": 1 << 20}
     assert [n for n, _ in seen] == [1 << 20, 1 << 21], "of each, or all"
-    assert handed(machine, 2.9)["L2"] == (1 << 20) / 1.5, "half is no barrier"
+    assert handed(machine, 2.9)["L2"] == (1 << 20) / 1.5, "half is not a barrier"
     assert handed(replace(machine, cores=1), 1.0) == {}
 
 

@@ -124,7 +124,7 @@ def test_text_and_back(tmp_path: Path) -> None:
 def test_lines_that_are_no_records_are_named(line: object) -> None:
     good = json.loads(to_lines(some(1)))
     bad = line if isinstance(line, str) else json.dumps(line(good))  # type: ignore[operator]
-    with pytest.raises(RecordError, match="export, line 2, is no record"):
+    with pytest.raises(RecordError, match="export, line 2, is not a record"):
         from_lines(f"{json.dumps(good)}\n{bad}\n", "export")
 
 
@@ -243,7 +243,7 @@ def test_programs_stand_beside_records_in_a_text() -> None:
     assert from_lines(text, "text") == some(3)
     assert programs(text, "text") == [stage.canonical]
     for wrong in ("7", "{}", '{"inputs": [], "operators": [["add"]]}', '{"inputs": 1}'):
-        with pytest.raises(RecordError, match="text, line 1, is no record"):
+        with pytest.raises(RecordError, match="text, line 1, is not a record"):
             programs(f'{{"program": {wrong}}}\n', "text")
 
 
@@ -453,7 +453,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
     assert main(["records", "import", str(tmp_path / "new"), str(bad)]) == 1
-    assert "line 1, is no record" in capsys.readouterr().err
+    assert "line 1, is not a record" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     shutil.copyfile(bad, tmp_path / "odd")
     assert main(["records", "show", str(tmp_path / "odd")]) == 1

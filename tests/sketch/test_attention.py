@@ -185,7 +185,7 @@ def test_hidden_rows_are_those_of_the_reference(low: float, attrs: dict[str, obj
         stage, kernel = first_kernel(n, tuple(attrs.items()))
         arrays = special_rows(n, low)
         if "hidden" in attrs:
-            arrays[1][n - 1], arrays[3][:, n - 1] = np.inf, low  # hidden scores that are no numbers
+            arrays[1][n - 1], arrays[3][:, n - 1] = np.inf, low  # hidden, not a number
             arrays[3][2, n - 1] = -np.inf  # hidden twice
         with np.errstate(all="ignore"):
             want = reference(stage, arrays, precise=False)

@@ -225,7 +225,7 @@ def test_not_its_business() -> None:
     grouped = Operator(
         op.kind, op.inputs, op.output, op.type, make_attrs(**{**dict(op.attrs), "groups": 2})
     )
-    assert (  # a vector is no multiple of three channels a group
+    assert (  # a vector is not a multiple of three channels a group
         depthwise.match(
             make_stage([grouped], {**types, "w": TensorType((6, 3, 3, 3))}, ["w"]), machine
         )

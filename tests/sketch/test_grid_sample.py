@@ -177,7 +177,7 @@ STRANGE = np.array(
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_as_onnx_runtime(method: str, padding: str, align: bool) -> None:
-    """Kernel and fallback for points that are no numbers or far away, and pixels that are NaN or
+    """Kernel and fallback for points that are not numbers or far away, and pixels that are NaN or
     infinite.
 
     If ONNX Runtime's weights cancel (beyond 2^24 pixels, border and reflection) it gives 0, and

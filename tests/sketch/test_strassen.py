@@ -136,7 +136,7 @@ def few_digits(stage: Stage) -> Stage:
 @pytest.mark.parametrize(
     "stage",
     [
-        product((1, 40), 64 + 16, 64, dressed=False),  # halves of k that are no whole vectors
+        product((1, 40), 64 + 16, 64, dressed=False),  # halves of k that are not whole vectors
         product((1, 40), 64, 64 + 16, dressed=False),
         few_digits(product((1, 40), 64, 64, dressed=False)),
         make_stage(

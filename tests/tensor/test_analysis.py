@@ -184,7 +184,7 @@ def test_blocks_to_turn_are_those_that_a_permutation_turns():
 
 
 def test_no_block_is_turned_where_only_a_condition_keeps_its_reads_inside():
-    """The pictures lie one behind the other, so a block of the second one is no block of the
+    """The pictures lie one behind the other, so a block of the second one is not a block of the
     first.
     """
     stage = make_stage(

@@ -266,7 +266,7 @@ class Late:
     [
         ({"sketch": "late", "a": 2, "c": 1}, {"sketch": "late", "a": 2, "b": 0, "c": 1}),
         ({"sketch": "late", "a": 2, "b": 3, "c": 1}, {"sketch": "late", "a": 2, "b": 3, "c": 1}),
-        ({"sketch": "late", "a": 1, "c": 1}, None),  # the old behaviour is no option here
+        ({"sketch": "late", "a": 1, "c": 1}, None),  # the old behaviour is not an option here
         ({"sketch": "late", "a": 2}, None),
         ({"sketch": "late", "c": 1}, None),
         ({"sketch": "late", "a": 2, "c": 2}, None),

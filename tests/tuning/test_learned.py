@@ -196,7 +196,7 @@ def test_without_xgboost_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_sketch_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its programs are no examples. The stage continues with the analytic proposals."""
+    """Its programs are not examples. The stage continues with the analytic proposals."""
     policy = AnalyticPolicy(V4)
     result = result_of(policy, linear())
 

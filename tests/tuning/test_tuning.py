@@ -210,7 +210,7 @@ def test_a_tuned_model_is_right(precision: str) -> None:
     """The whole way, on an ONNX model; the report says what was measured."""
     made, effort = small_model(), gtco.Tune(trials=16)
     compiled = gtco.compile_model(made, tune=effort, verify=True, precision=precision)
-    # a busy machine may add a note, which is no fault
+    # a busy machine may add a note, which is not a fault
     assert all("too noisy" in note for note in compiled.report.notes)
     assert compiled.report.verification.passed
     assert [name for name, _ in compiled.report.phases].count("tune") == 1

@@ -1,4 +1,4 @@
-"""Verification of trained models: probabilities of 1e-8 and saturated scores are no failures, but
+"""Verification of trained models: probabilities of 1e-8 and saturated scores are not failures, but
 broken models are still caught.
 """
 

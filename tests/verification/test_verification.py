@@ -263,8 +263,8 @@ def test_a_reference_that_fails_or_is_nothing_known_says_so(tmp_path):
 
 @pytest.mark.parametrize("form", ["proto", "path"])
 def test_a_format_newer_than_onnx_runtime_reads(form, tmp_path):
-    """The format number alone is no reason not to verify. An opset that ONNX Runtime lacks is
-    one.
+    """A model is verified whatever its format number. An opset that ONNX Runtime lacks is a reason
+    not to.
     """
     model = onnx.parser.parse_model(
         """<ir_version: 99, opset_import: ["": 23]>

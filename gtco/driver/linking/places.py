@@ -17,7 +17,7 @@ _SMALL = 1 << 16  # bytes of a constant that is compared with others
 
 
 class Places(dict[str, BufferRef]):
-    """Where each tensor that is no constant lies.
+    """Where each tensor that is not a constant lies.
 
     - ``arena_bytes``: the size of the arena;
     - ``between``: scratch and counters of the steps whose blocks work together;

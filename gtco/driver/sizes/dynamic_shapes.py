@@ -102,7 +102,7 @@ def _of_dim(place: str, dim: Any) -> Range:
             f"dynamic_shapes: {place} is Dim('{name}') without a largest size, which the library "
             f"has to know: Dim('{name}', min=1, max=64)"
         )
-    if hasattr(dim, "root"):  # increasing, and linear; its name is no name of a dimension
+    if hasattr(dim, "root"):  # increasing, and linear; its name is not a name of a dimension
         steps = dim.root.max - dim.root.min
         return Range(low, high, (high - low) // steps if steps else 1)
     return Range(max(low, 1), high, symbol=name)

@@ -97,7 +97,7 @@ def qgemm(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     w, attrs = walk.writer, attributes(node)
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = inputs(node, 9, (6, 7, 8))
     if len(w.shape(a)) != 2 or len(w.shape(b)) != 2:
-        raise Unsuitable("its operands are no matrices")
+        raise Unsuitable("its operands are not matrices")
     a = w.transpose(a, [1, 0]) if attrs.get("transA", 0) else a
     b = w.transpose(b, [1, 0]) if attrs.get("transB", 0) else b
     left, right = quantized(w, a, a_scale, a_zero), _by_column(w, b, b_scale, b_zero)

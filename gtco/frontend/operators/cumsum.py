@@ -15,7 +15,7 @@ from tvm import relax
 
 def cumsum(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """The sums, if the node is reversed; else None, and TVM's importer takes the node. It also
-    takes an axis that is no constant, and refuses it.
+    takes an axis that is not a constant, and refuses it.
     """
     axis = inputs[1]
     if not attrs.get("reverse", 0) or not isinstance(axis, tvm.ir.expr.GenericConst):

@@ -17,32 +17,59 @@ from gtco.frontend.operators.arguments import (
 
 
 def conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """ConvTranspose, also with an output padding of the stride or more, which TVM refuses. In that
-    case TVM computes the whole product, zeros are added after it, and the padding is cut off.
+    """ConvTranspose with what TVM does not take: ``output_shape``, and an output padding of the
+    stride or more. In that case TVM computes the whole product, zeros are added after it, and the
+    padding is cut off.
     """
-    if "output_shape" in attrs:
-        raise Refused(
-            "the attribute output_shape is not supported: export with pads and output_padding"
-        )
     x, weight, bias = padded(inputs, 3)
     space = len(shape_of(x)) - 2
     strides = [int(s) for s in attrs.get("strides", [1] * space)]
+    pads = [int(p) for p in attrs.get("pads", [0] * (2 * space))]
     more = [int(p) for p in attrs.get("output_padding", [0] * space)]
-    if all(p < s for p, s in zip(more, strides, strict=True)) or space not in (1, 2):
+    dilation = [int(d) for d in attrs.get("dilations", [1] * space)]
+    auto = text_of(attrs.get("auto_pad", b"NOTSET"))
+    small = all(p < s for p, s in zip(more, strides, strict=True))
+    if space not in (1, 2) or (small and "output_shape" not in attrs):
         return None
-    if text_of(attrs.get("auto_pad", b"NOTSET")) != "NOTSET":
+    if "output_shape" in attrs:
+        whole = _whole(shape_of(x), shape_of(weight), strides, dilation)
+        sizes = [int(n) for n in attrs["output_shape"]][-space:]
+        pads, more = _padding(whole, more, sizes, lower=auto != "SAME_UPPER")
+        small = all(p < s for p, s in zip(more, strides, strict=True))
+    elif auto != "NOTSET":
         raise Refused("auto_pad beside an output_padding of a stride or more: write out its pads")
     convolve = relax.op.nn.conv1d_transpose if space == 1 else relax.op.nn.conv2d_transpose
-    dilation = [int(d) for d in attrs.get("dilations", [1] * space)]
-    groups = attrs.get("group", 1)
-    y = builder.emit(convolve(x, weight, strides=strides, dilation=dilation, groups=groups))
-    y = builder.emit(relax.op.nn.pad(y, [0, 0, 0, 0, *(n for p in more for n in (0, p))]))
-    pads = [int(p) for p in attrs.get("pads", [0] * (2 * space))]
-    ends = [n - p for n, p in zip(shape_of(y)[2:], pads[space:], strict=True)]
-    y = builder.emit(relax.op.strided_slice(y, list(range(2, 2 + space)), pads[:space], ends))
+    given = {"strides": strides, "dilation": dilation, "groups": attrs.get("group", 1)}
+    if small:
+        y = builder.emit(convolve(x, weight, padding=pads, output_padding=more, **given))
+    else:
+        y = builder.emit(convolve(x, weight, **given))
+        y = builder.emit(relax.op.nn.pad(y, [0, 0, 0, 0, *(n for p in more for n in (0, p))]))
+        ends = [n - p for n, p in zip(shape_of(y)[2:], pads[space:], strict=True)]
+        y = builder.emit(relax.op.strided_slice(y, list(range(2, 2 + space)), pads[:space], ends))
     if bias is None:
         return y
     return relax.op.add(y, builder.emit(relax.op.reshape(bias, (1, -1, *[1] * space))))
+
+
+def _whole(
+    x: Sequence[int], weight: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    """The sizes of a transposed convolution without padding."""
+    sizes = zip(x[2:], weight[2:], strides, dilation, strict=True)
+    return [s * (n - 1) + d * (k - 1) + 1 for n, k, s, d in sizes]
+
+
+def _padding(
+    whole: Sequence[int], more: Sequence[int], sizes: Sequence[int], lower: bool
+) -> tuple[list[int], list[int]]:
+    """The pads and the output padding with which the result has these ``sizes``, by ONNX's
+    equations. ``lower``: an odd pad is larger at the beginning. What is missing comes at the end.
+    """
+    total = [max(0, n + p - size) for n, p, size in zip(whole, more, sizes, strict=True)]
+    first = [t - t // 2 if lower else t // 2 for t in total]
+    last = [t - f for t, f in zip(total, first, strict=True)]
+    return [*first, *last], [size + t - n for n, t, size in zip(whole, total, sizes, strict=True)]
 
 
 def einsum(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:

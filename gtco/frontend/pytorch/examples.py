@@ -24,7 +24,7 @@ def resized(module: Any, example_inputs: Any, sizes: Mapping[str, int]) -> Any:
         if tensor is None or not hasattr(tensor, "__dlpack__") or not axis.isdecimal():
             known = [name for name, value in values.items() if hasattr(value, "__dlpack__")]
             raise OptionError(
-                f"dims: {place!r} is no input of the module with an axis, such as "
+                f"dims: {place!r} is not an input of the module with an axis, such as "
                 f"{(known or ['x'])[0] + '.0'!r}; its tensors are {', '.join(known) or 'none'}"
             )
         if int(axis) >= len(tensor.shape) or tensor.shape[int(axis)] < 1:

@@ -181,7 +181,7 @@ def _output_names(program: Any) -> list[str] | None:
     from torch.utils import _pytree as pytree
 
     user = [s for s in program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT"]
-    # a constant has a value and is no output of the graph
+    # a constant has a value and is not an output of the graph
     leaves = [None if hasattr(s.arg, "value") else _Leaf() for s in user]
     try:
         value = pytree.tree_unflatten(leaves, program.call_spec.out_spec)
@@ -227,5 +227,5 @@ def _tensor(value: Any) -> Any:
         return torch.from_numpy(numpy.array(value, order="C"))
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"an array of {value.dtype} in example_inputs is no tensor: {error}"
+            f"an array of {value.dtype} in example_inputs is not a tensor: {error}"
         ) from error

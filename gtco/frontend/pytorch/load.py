@@ -36,7 +36,7 @@ def load_pytorch(
     """The model as Relax, for inputs of the shapes and dtypes of ``example_inputs``.
 
     - ``example_inputs`` is a tensor, a sequence of tensors, or a mapping of keyword arguments. An
-      ExportedProgram has its own, and so has what :func:`export` made. Arguments that are no
+      ExportedProgram has its own, and so has what :func:`export` made. Arguments that are not
       tensors become part of the model.
     - ``shapes`` gives the dynamic dimensions of an ExportedProgram their values.
     - bfloat16 in the model, and without ``float16`` also float16, is computed in float32.

@@ -8,7 +8,7 @@ GTCO Section IV-B, equation 2 and Algorithm 1::
 patterns (``gtco.graph.fusion.patterns``) forbid it or no kernel can do it.
 
 Which segmentation sets must be visited? A stage has one sink: all its other tensors are used only
-inside the stage and are no graph outputs. Three things follow.
+inside the stage and are not graph outputs. Three things follow.
 
 1. *Any partition is acyclic.* A tensor that goes from stage A to stage B is made by A's sink, and
    B's sink is reached from it, so A's sink precedes B's in the topological order; stages sorted by

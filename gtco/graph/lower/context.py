@@ -220,7 +220,7 @@ def tensor_type(ty: Any, name: str) -> TensorType:
     dtype.
     """
     if not isinstance(ty, relax.TensorType):
-        raise NoRule(f"{name}: its result is no tensor but {type(ty).__name__}")
+        raise NoRule(f"{name}: its result is not a tensor but {type(ty).__name__}")
     if ty.shape is None:
         raise NoRule(f"{name}: its output's shape depends on data")
     try:

@@ -42,7 +42,7 @@ def check_launches(artifact: GpuArtifact) -> None:
         raise BuildError("the artifact has no image; name an architecture, such as sm_80")
     for name, image in artifact.images.items():
         if not ARCHITECTURE.fullmatch(name):
-            raise BuildError(f"{name!r} is no architecture of a GPU; one is named like sm_80")
+            raise BuildError(f"{name!r} is not an architecture of a GPU; one is named like sm_80")
         missing = [kernel for kernel in arity if kernel not in image]
         if missing:
             raise BuildError(f"the image for {name} lacks the kernels {', '.join(missing)}")
@@ -82,7 +82,7 @@ def _check_persistent(artifact: GpuArtifact, kernel: PersistentKernel) -> None:
             and step.buffers[buffer].kind == "weight"
             and 0 < bytes_ <= artifact.weights_bytes - step.buffers[buffer].index
         ):
-            wrong = f"prefetches {bytes_} bytes of what is no weight of step {number}"
+            wrong = f"prefetches {bytes_} bytes of what is not a weight of step {number}"
         if wrong:
             raise BuildError(f"the persistent kernel {kernel.symbol} {wrong}")
 

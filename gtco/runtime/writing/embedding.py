@@ -1,4 +1,4 @@
-"""The data of a library that is no code: weights, metadata, and the notes by which gtco knows it.
+"""The data of a library that is not code: weights, metadata, and the notes by which gtco knows it.
 
 Weights are streamed to a file once and get into the library through ``.incbin``. Above a limit they
 stay in a file of their own, because code reaches data in its library only within 2 GB.

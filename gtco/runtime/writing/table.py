@@ -275,7 +275,7 @@ def header_source(artifact: Artifact | GpuArtifact, file_name: str) -> str:
             " *   none"
         ]
 
-    # the sizes of a range are no rows of their own
+    # the sizes of a range are not rows of their own
     of = {name: str(sizes) for name, sizes in artifact.ranges.items()}
     if cover:
         of[cover.symbol] = str(cover.sizes_of)

@@ -79,7 +79,7 @@ class ClosedFormPolicy:
         return form.choose(product, sketch, self.machine)
 
     def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
-        """The closed form's pick, or the wrapped policy's pick if the stage is no product of a
+        """The closed form's pick, or the wrapped policy's pick if the stage is not a product of a
         trained class, or if the pick is of a sketch in ``without``.
         """
         own = self.formed(stage)

@@ -147,7 +147,7 @@ class Author:
         total = 0.0
         key: tuple[int, ...] = ()
         fork = self.fork(None, 0, key)
-        # words that are forced are no forks, so the config's words are followed beside them
+        # words that are forced are not forks, so the config's words are followed beside them
         cursor, left = Cursor(self.grammar, self.space), write(self.grammar, self.space, config)
         for word in left:
             legal = cursor.legal()

@@ -169,7 +169,7 @@ def load(file: Path) -> LanguageModel:
     """The model of a file. Raises :class:`OptionError` where there is none, where it is damaged or
     of another version, or where its vocabulary or sizes do not fit its weights.
     """
-    what = f"{file} is no language model that this gtco reads"
+    what = f"{file} is not a language model that this gtco reads"
     advice = "make one with python -m bench language_model, or use the one that ships with gtco"
     try:
         with np.load(file, allow_pickle=False) as data:

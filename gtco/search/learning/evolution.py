@@ -62,7 +62,7 @@ def evolve(
 
 def adapted(space: Space, config: Config) -> Config | None:
     """A config of another stage as a config of this space. Every decision is copied if its value is
-    an option here; a number becomes the nearest option. None if another value is no option here.
+    an option here; a number becomes the nearest option. None if another value is not one.
     """
     wanted = config.to_json()
     chosen: dict[str, Option] = {}

@@ -12,7 +12,7 @@ numbers. Counts and bytes are logarithms, log2(1 + x), as in Ansor. The groups:
   all accesses, ``unique``: different bytes, ``reuse``: how often each of them is touched,
   ``lines``: cache lines asked for, ``stride``: bytes from one iteration of the innermost loop that
   moves an access to the next, ``distance``: bytes touched before the same ones are again,
-  ``scalar``: the share of accesses that are no vectors;
+  ``scalar``: the share of accesses that are not vectors;
 - ``beyond_N``: bytes that come from beyond the Nth cache, were it to hold what the outermost loops
   that fit touch; ``intensity_N``: elements for each of these bytes;
 - ``depth``, ``trips``: of the innermost loops; ``body``: statements in one of them (unrolling),

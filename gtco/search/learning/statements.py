@@ -1,5 +1,5 @@
 """What a program does, statement by statement: the innermost statements of a TIR function that are
-no loops (S(P) of GTCO's equation 4), each with the loops around it, how often it runs, what it
+not loops (S(P) of GTCO's equation 4), each with the loops around it, how often it runs, what it
 computes and which memory it touches.
 
 Nothing is lowered or run.
@@ -31,7 +31,7 @@ KINDS = (
     *("fma", "add", "multiply", "divide", "compare", "convert", "bits", "shuffle", "library"),
     *("integer", "address", "prefetch"),
 )
-BESIDE = ("integer", "address", "prefetch")  # what is no computing on the stage's values
+BESIDE = ("integer", "address", "prefetch")  # what is not computing on the stage's values
 _BITS = (
     *(tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.BitwiseNot),
     *(tirx.LShift, tirx.RShift),

@@ -120,7 +120,7 @@ class Record:
 
     @property
     def parsed(self) -> Config:
-        """The config; raises :class:`RecordError` if the text is no config."""
+        """The config; raises :class:`RecordError` if the text is not a config."""
         try:
             config = Config.from_json(_object(self.config))
             hash(config)  # not of lists
@@ -130,7 +130,7 @@ class Record:
 
     @property
     def known(self) -> dict[str, Any]:
-        """The circumstances; raises :class:`RecordError` if the text is no JSON object."""
+        """The circumstances; raises :class:`RecordError` if the text is not a JSON object."""
         return _object(self.circumstances)
 
 
@@ -364,8 +364,8 @@ class Records:
             return [checked(dict(zip(COLUMNS, row, strict=True))) for row in rows]
         except (ValueError, OverflowError) as error:
             raise RecordError(
-                f"{self.path} is damaged: a row of it is no record ({error}). Merge what is sound "
-                "of older copies or exports into a new file"
+                f"{self.path} is damaged: a row of it is not a record ({error}). Merge what is "
+                "sound of older copies or exports into a new file"
             ) from error
 
     def _columns(self) -> set[str]:
@@ -424,7 +424,7 @@ def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"a record's {text[:200]!r} is no JSON: {error}") from error
+        raise RecordError(f"a record's {text[:200]!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise RecordError(f"a record's {text[:200]!r} is no JSON object")
+        raise RecordError(f"a record's {text[:200]!r} is not a JSON object")
     return value

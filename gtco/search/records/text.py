@@ -50,7 +50,7 @@ def _from_lines(text: str, name: str) -> tuple[list[Record], list[Stage]]:
                 else:
                     found.append(_record(data))
             except (ValueError, OverflowError, RecursionError, RecordError) as error:
-                raise RecordError(f"{name}, line {number}, is no record: {error}") from error
+                raise RecordError(f"{name}, line {number}, is not a record: {error}") from error
     return found, stages
 
 

@@ -164,7 +164,7 @@ class _Stores:
 
 
 def _choice(extent: Any) -> tuple[int | None, str]:
-    """The most iterations, and in words what decides, for an extent that is no constant."""
+    """The most iterations, and in words what decides, for an extent that is not a constant."""
     if isinstance(extent, tirx.Select):
         both = extent.true_value, extent.false_value
         if all(isinstance(one, tirx.IntImm) for one in both):

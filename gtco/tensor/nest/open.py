@@ -150,7 +150,7 @@ def check_sizes(m: int, n: int, k: int) -> None:
     for name, size in zip(("m", "n", "k"), (m, n, k), strict=True):
         if not 1 <= size <= LARGEST:
             raise ShapeError(
-                f"{name}={size} is no size of a product: sizes are from 1 to {LARGEST}"
+                f"{name}={size} is not a size of a product: sizes are from 1 to {LARGEST}"
             )
 
 

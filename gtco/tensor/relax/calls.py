@@ -51,7 +51,7 @@ def legalize(module: Any, apart: bool = False) -> Any:
 
 def _tensor_type(ty: Any, what: str) -> TensorType:
     if not isinstance(ty, relax.TensorType) or ty.shape is None:
-        raise BridgeError(f"{what} is no tensor of a known shape")
+        raise BridgeError(f"{what} is not a tensor of a known shape")
     shape = []
     for d in ty.shape:
         if not isinstance(d, int | tirx.IntImm):

@@ -67,11 +67,11 @@ def answer(asked: str, *libraries: bytes) -> str:
 
 def understood(text: object, libraries: int) -> tuple[Identity, Readings | None]:
     """Who answered, and what it read; None if it read nothing. Everything is checked, as the answer
-    comes from another machine. Raises :class:`OptionError` for what is no answer.
+    comes from another machine. Raises :class:`OptionError` for what is not an answer.
     """
     try:
         if not isinstance(text, str):
-            raise ValueError("it is no text")
+            raise ValueError("it is not text")
         said = json.loads(text)
         if "machine" not in said:
             raise ValueError(said.get("failed", "it does not say who it is"))

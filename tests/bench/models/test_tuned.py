@@ -220,7 +220,7 @@ def test_nonsense_budgets_are_refused(
 def test_minutes_are_a_number(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         entry.main(["end_to_end", "--efforts", "full", "--minutes", minutes])
-    assert "is no number of minutes" in capsys.readouterr().err
+    assert "is not a number of minutes" in capsys.readouterr().err
 
 
 def test_a_model_has_a_file_of_records_for_each_precision(

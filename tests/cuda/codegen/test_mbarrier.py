@@ -1,5 +1,5 @@
 """Mbarriers (device/gtco/mbarrier.cuh) under the emulator, and their instructions. Accesses that
-they order are no race; all others are.
+they order are not races; all others are.
 """
 
 from __future__ import annotations

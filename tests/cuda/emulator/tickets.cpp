@@ -33,7 +33,7 @@ uint32_t take_ticket(uint32_t* word, uint32_t count) {
   if (machine->running->thread != 0) fault(pc, 0, "a ticket is for a block's first thread");
   const Buffer& buffer = buffer_of(word, 4, pc, "takes a ticket of");
   if (buffer.writable != COUNTERS && buffer.writable != ANY) {
-    fault(pc, 0, "takes a ticket of argument %u, which is no counter", buffer.number);
+    fault(pc, 0, "takes a ticket of argument %u, which is not a counter", buffer.number);
   }
   auto& tickets = words[word];
   tickets.push_back({machine->block, machine->epoch, tickets_taken()});

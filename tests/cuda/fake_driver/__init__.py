@@ -190,8 +190,8 @@ def image(architecture: str, kernels: Path) -> bytes:
 
 
 def ptx(architecture: str, kernels: str, version: str = "9.0") -> bytes:
-    """PTX that the fake driver compiles. If ``kernels`` is no absolute path the compile fails, and
-    ``kernels`` is the driver's log.
+    """PTX that the fake driver compiles. If ``kernels`` is not an absolute path the compile fails,
+    and ``kernels`` is the driver's log.
     """
     target = architecture.replace("compute_", "sm_")
     return f".version {version}\n.target {target}\n// {kernels}\n".encode()

@@ -292,7 +292,7 @@ API int cuStreamCreate(Stream** out, unsigned flags) {
 
 API int cuStreamDestroy_v2(Stream* s) {
   BEGIN_FREE;
-  if (!known(streams, s) || !s->alive) { fault("cuStreamDestroy of what is no stream"); return INVALID_HANDLE; }
+  if (!known(streams, s) || !s->alive) { fault("cuStreamDestroy of what is not a stream"); return INVALID_HANDLE; }
   s->alive = false;  // the work in it still runs
   END_FREE;
 }
@@ -335,7 +335,7 @@ API int cuEventCreate(Event** out, unsigned flags) {
 
 API int cuEventDestroy_v2(Event* event) {
   BEGIN_FREE;
-  if (!known(events, event) || !event->alive) { fault("cuEventDestroy of what is no event"); return INVALID_HANDLE; }
+  if (!known(events, event) || !event->alive) { fault("cuEventDestroy of what is not an event"); return INVALID_HANDLE; }
   event->alive = false;
   END_FREE;
 }
@@ -424,7 +424,7 @@ API int cuGraphCreate(Graph** out, unsigned flags) {
 
 API int cuGraphDestroy(Graph* graph) {
   BEGIN_FREE;
-  if (!known(graphs, graph) || !graph->alive) { fault("cuGraphDestroy of what is no graph"); return INVALID_HANDLE; }
+  if (!known(graphs, graph) || !graph->alive) { fault("cuGraphDestroy of what is not a graph"); return INVALID_HANDLE; }
   graph->alive = false;
   END_FREE;
 }
@@ -433,7 +433,7 @@ API int cuGraphDestroy(Graph* graph) {
 API int cuGraphAddKernelNode_v2(Node** out, Graph* graph, Node* const* before, size_t count, const NodeParams* what) {
   BEGIN;
   IN_CONTEXT;
-  if (!known(graphs, graph) || !graph->alive) { fault("a node for what is no graph"); return INVALID_HANDLE; }
+  if (!known(graphs, graph) || !graph->alive) { fault("a node for what is not a graph"); return INVALID_HANDLE; }
   auto node = std::make_unique<Node>();
   node->graph = graph;
   node->context = context;
@@ -450,7 +450,7 @@ API int cuGraphAddKernelNode_v2(Node** out, Graph* graph, Node* const* before, s
 // A programmatic edge lets a kernel begin early; here each runs when those before it have ended.
 API int cuGraphAddDependencies_v2(Graph* graph, Node* const* from, Node* const* to, const EdgeData* edges, size_t count) {
   BEGIN;
-  if (!known(graphs, graph) || !graph->alive) { fault("an edge for what is no graph"); return INVALID_HANDLE; }
+  if (!known(graphs, graph) || !graph->alive) { fault("an edge for what is not a graph"); return INVALID_HANDLE; }
   for (size_t i = 0; i < count; ++i) {
     if (from[i]->graph != graph || to[i]->graph != graph) return INVALID_VALUE;
     const bool programmatic = edges && edges[i].type == 1;
@@ -491,7 +491,7 @@ API int cuGraphInstantiateWithFlags(Executable** out, Graph* graph, unsigned lon
 
 API int cuGraphExecDestroy(Executable* e) {
   BEGIN_FREE;
-  if (!known(executables, e) || !e->alive) { fault("cuGraphExecDestroy of what is no graph"); return INVALID_HANDLE; }
+  if (!known(executables, e) || !e->alive) { fault("cuGraphExecDestroy of what is not a graph"); return INVALID_HANDLE; }
   for (auto& p : e->running)
     if (!reached(p)) fault("a graph is destroyed while it runs");
   e->alive = false;

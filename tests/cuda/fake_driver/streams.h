@@ -125,7 +125,7 @@ Operation launch_of(Context* context, const Launch& launch) {
   Operation operation{{}, [context, launch] { execute(context, launch); }};
   for (void* p : launch.arguments) operation.memory.push_back((uintptr_t)p);
   for (auto& copy : launch.copies)
-    for (uint64_t p : copy) operation.memory.push_back(p);  // a number is no address
+    for (uint64_t p : copy) operation.memory.push_back(p);  // a number is not an address
   operation.module = launch.function->module;
   return operation;
 }

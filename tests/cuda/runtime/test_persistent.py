@@ -254,11 +254,11 @@ def test_what_the_library_says_of_it(whole: Path, small_gpu: Path) -> None:
         ({"prefetches": ()}, "prefetches for 0 steps of 3"),
         (
             {"prefetches": ((0, 8), (0, 0), (0, 0))},
-            "prefetches 8 bytes of what is no weight of step 0",
+            "prefetches 8 bytes of what is not a weight of step 0",
         ),
         (
             {"prefetches": ((1, 161), (0, 0), (0, 0))},
-            "prefetches 161 bytes of what is no weight of step 0",
+            "prefetches 161 bytes of what is not a weight of step 0",
         ),
         ({"threads": 1025}, "has 1025 threads"),
         ({"images": {"sm_80": b"", "sm_90a": b""}}, "has no machine code for any architecture"),

@@ -232,7 +232,7 @@ def test_run_and_inspect_with_a_gpu(
     [
         ({"images": {}}, "no image"),
         ({"images": {"sm_80": {}}}, "image for sm_80 lacks the kernels scale_rows"),
-        ({"images": {"x86": {}}}, "'x86' is no architecture"),
+        ({"images": {"x86": {}}}, "'x86' is not an architecture"),
         ({"grid": (1, 70000, 1)}, r"grid \(1, 70000, 1\)"),
         ({"threads": 1025}, "1025 threads"),
         ({"shared": 300_000}, "300000 bytes of shared memory"),

@@ -230,7 +230,7 @@ def test_hidden_rows_are_those_of_the_reference(
         sketch = matched(stage)
         every = [c for c in configs(sketch) if c["split"] == split and c["keys"] == 16]
         arrays = special_rows(stage, low, seed)
-        if "hidden" in attrs:  # hidden scores that are no numbers
+        if "hidden" in attrs:  # hidden scores that are not numbers
             arrays[1][KEYS - 1], arrays[3][:, KEYS - 1] = np.inf, low
             arrays[3][2, KEYS - 1] = -np.inf  # hidden twice
         # in float32, where adding -1e9 leaves nothing of a score

@@ -146,7 +146,7 @@ def test_a_transformer(per_channel: bool, tmp_path: Path) -> None:
 
 def test_verification_knows_what_a_step_costs(tmp_path: Path) -> None:
     """A value in the middle of two steps may become either, and the layers behind it spread that.
-    That is no failure. A product whose scale is wrong is one.
+    That is not a failure. A product whose scale is wrong is one.
     """
     path = static(exported(vit, tmp_path), QuantType.QUInt8, True)
     compiled = gtco.compile_model(path, tune="off", strict=True)

@@ -103,7 +103,7 @@ def test_each_batch_of_a_list_has_parts(
 
 
 def test_what_the_predictions_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts get smaller while that is faster, and less than 1.02 is no gain."""
+    """The parts get smaller while that is faster, and less than 1.02 is not a gain."""
     assert batches.sizes(64) == [16, 4, 1] and batches.sizes(30) == [15, 3, 1]
     assert batches.sizes(4) == [1] and batches.sizes(17) == [1] and batches.sizes(1) == []
 

@@ -84,7 +84,7 @@ def test_what_it_says_of_itself(compiled: CompiledModel) -> None:
 
 
 def test_inputs_in_any_memory(compiled: CompiledModel) -> None:
-    """Unaligned, strided and given results; parts begin at places that are no multiple of 64."""
+    """Unaligned, strided and given results; parts begin at places that are not multiples of 64."""
     for batch in (3, 7, 22):
         x = random(batch, TOKENS, WIDTH)
         want = compiled(x)

@@ -1,4 +1,4 @@
-"""Ranges of sizes that are no batch: each size is compiled, and the user need not know which."""
+"""Ranges of sizes that are not batches: each size is compiled, and the user need not know which."""
 
 from __future__ import annotations
 

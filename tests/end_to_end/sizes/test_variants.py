@@ -151,7 +151,7 @@ def test_images_of_several_sizes() -> None:
             {"x.2": h, "x.3": w} for h, w in product(heights, widths)
         ]
         assert compiled.inputs[0].shape == (1, 3, "x.2", "x.3")
-        # sizes of outputs that are no dimension's are named by their place; the rest are numbers
+        # sizes of outputs that are not a dimension's are named by their place; the rest are numbers
         assert compiled.outputs[0].shape == (1, 5, "y.2", "y.3")
         assert compiled.outputs[1].shape == (64, 5, 8, 8)
         # the table and the convolution's weights are stored once
@@ -211,7 +211,7 @@ def test_a_module_and_its_example(tmp_path: Path) -> None:
             expected = net(x, mask).detach()
             torch.testing.assert_close(compiled(x, mask), expected, rtol=1e-4, atol=1e-5)
     for wrong, said in (
-        ({"batch": [1, 2]}, "'batch' is no input of the module with an axis, such as 'x.0'"),
+        ({"batch": [1, 2]}, "'batch' is not an input of the module with an axis, such as 'x.0'"),
         ({"x.2": [1, 2]}, "'x' has the shape"),
     ):
         with pytest.raises(OptionError, match=said):
@@ -264,7 +264,7 @@ def test_tuned_together(tmp_path: Path) -> None:
         ({"x.0": range(1, 81), "x.1": range(1, 61)}, "80 x 60 sizes are 4800 variants"),
         ({"x.0": [1, 2], "x.0,y.0": [1, 2]}, "'x.0' is given twice"),
         ([("batch", 1)], "give a dictionary"),
-        ({1: [1, 2]}, "is no name"),
+        ({1: [1, 2]}, "is not a name"),
     ],
 )
 def test_lists_that_are_refused(dims: Any, said: str, tmp_path: Path) -> None:

@@ -322,6 +322,37 @@ def test_an_output_padding_of_a_stride_or_more(
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_an_output_shape_of_a_transposed_convolution(seed: int) -> None:
+    """As Keras's files have it. It may be smaller than the product, and larger."""
+    rng = np.random.default_rng(seed)
+    space, groups = int(rng.integers(1, 3)), int(rng.integers(1, 3))
+    sizes, kernel, strides, dilations = (
+        rng.integers(low, high, space).tolist() for low, high in ((2, 7), (1, 5), (1, 4), (1, 3))
+    )
+    whole = [
+        s * (n - 1) + d * (k - 1) + 1
+        for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
+    ]
+    more = [int(rng.integers(0, min(s, 2))) for s in strides]
+    # ONNX Runtime takes as many more as a strided convolution would skip
+    wanted = [max(1, n + int(rng.integers(-3, s))) for n, s in zip(whole, strides, strict=True)]
+    x = rng.normal(size=(2, 2 * groups, *sizes)).astype(np.float32)
+    constants = {
+        "w": rng.normal(size=(2 * groups, 3, *kernel)).astype(np.float32),
+        "b": rng.normal(size=3 * groups).astype(np.float32),
+    }
+    attrs = {"strides": strides, "dilations": dilations, "group": groups, "output_padding": more}
+    attrs |= {"output_shape": wanted, "kernel_shape": kernel}
+    if style := ("", "SAME_UPPER", "SAME_LOWER")[seed % 3]:
+        attrs["auto_pad"] = style
+    model = node_model("ConvTranspose", {"x": x}, constants, ["x", "w", "b"], 1, **attrs)
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
+    assert got.shape == (2, 3 * groups, *wanted)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["Max", "Min", "Mean", "Sum"])
 @pytest.mark.parametrize("other", [(1,), (1, 1, 1, 1), (2, 3, 1, 1)])
 def test_a_size_of_one_beside_none(kind: str, other: tuple[int, ...]) -> None:

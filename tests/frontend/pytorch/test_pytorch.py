@@ -127,7 +127,7 @@ def test_arrays_that_torch_does_not_take_as_they_are() -> None:
         reference = open_reference(nn.Linear(4, 4), stack, ["x"], turned)
         assert reference.examples is not None
         np.testing.assert_array_equal(reference.examples["x"], turned)
-    with pytest.raises(ModelError, match="an array of object in example_inputs is no tensor"):
+    with pytest.raises(ModelError, match="an array of object in example_inputs is not a tensor"):
         load_pytorch(Module(lambda x, *_: x), (np.array([None]),))
 
 

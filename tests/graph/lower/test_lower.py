@@ -142,7 +142,7 @@ def test_a_clip_of_attributes_and_behind_a_relu() -> None:
 
 
 def test_a_clip_of_integers_keeps_its_bounds() -> None:
-    """2^24 + 1 is no float32."""
+    """2^24 + 1 is not a float32."""
     nodes = [
         helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
         helper.make_node("Clip", ["i", "low"], ["j"]),

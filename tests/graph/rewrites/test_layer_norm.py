@@ -53,7 +53,7 @@ def root_mean_square(g: Graph, x: str, axis: int, reciprocal: bool) -> str:
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_rms_norm(reciprocal: bool) -> None:
-    """As Hugging Face writes it; an addition after it is no part of it."""
+    """As Hugging Face writes it; an addition after it is not a part of it."""
 
     def body(g: Graph, x: str) -> str:
         size = int(g.types[x].shape[-1])

@@ -50,8 +50,8 @@ def test_every_second_slice_of_a_reshape(axis: int, above: bool) -> None:
 
 
 def test_a_stack_that_is_flattened_at_once_is_a_concatenation() -> None:
-    """Deformable attention puts its levels together in this way. A stack behind the next axis is no
-    concatenation.
+    """Deformable attention puts its levels together in this way. A stack behind the next axis is
+    not a concatenation.
     """
 
     def stacked(one: tuple[int, ...], axis: int) -> Callable[[Graph, str], str]:

@@ -92,7 +92,7 @@ def test_large_depth_is_blocked(name: str) -> None:
 @pytest.mark.parametrize("how", ["next", "none", "both"])
 @pytest.mark.parametrize(("kc", "a"), [(333, "direct"), (112, "packed"), (333, "packed")])
 def test_orders_and_prefetching(kc: int, a: str, how: str, order: str, name: str) -> None:
-    """Prefetching past the last panel and the last row is no fault. The loops take one block of
+    """Prefetching past the last panel and the last row is not a fault. The loops take one block of
     rows at a time, or one panel.
     """
     stage, machine = dense(35, 333, 75), runnable(name)
@@ -344,7 +344,7 @@ def test_an_operand_made_of_a_scalar() -> None:
         op("matmul", ("r", "w"), "y", (1, 20)),
     ]
     stage = make_stage(ops, {"x": T((7,)), "w": T((1, 20))}, ["w"])
-    assert gemm.match(stage, runnable("x86-64-v3")) is None  # a sum is no prologue
+    assert gemm.match(stage, runnable("x86-64-v3")) is None  # a sum is not a prologue
 
 
 @pytest.mark.parametrize("name", targets())

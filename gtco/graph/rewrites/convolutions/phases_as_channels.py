@@ -135,7 +135,7 @@ def _convolution(
     strides: tuple[int, int] | None = None,
 ) -> str | None:
     """The convolution that makes all phases of two axes, [n, h, w, phases * outputs]; None if it
-    does not read inputs at the border, or the outputs are no whole steps. ``strides``: the phases
+    does not read inputs at the border, or the outputs are not whole steps. ``strides``: the phases
     of a step, if the axes have only one of them.
     """
     x, w = op.inputs

@@ -4,8 +4,8 @@ before: y = conv2d(q {uint8, 3 channels}, w {int8}) {int32}
 after:  y = conv2d(pad(q), pad(w)), with 4 channels each
 
 An instruction multiplies four neighbours of k. A row of a window of 7 pixels with 3 channels is 21
-of them, which is no multiple of 4, so each window would be copied apart (im2col). With 4 channels
-windows are read in place. That is a third more products, and much less copying.
+of them, which is not a multiple of 4, so each window would be copied apart (im2col). With 4
+channels windows are read in place. That is a third more products, and much less copying.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
 OPERANDS = ("float16", "bfloat16", "float32")
-WASTE = 1.5  # times the products of the least wasteful mapping: one with more is no option
+WASTE = 1.5  # times the products of the least wasteful mapping: one with more is not an option
 MAPPINGS = 3  # options: of two equally wasteful ones the narrower has less reuse and as many blocks
 SMALL = 2.0  # times the products that are needed
 GROUP = 8  # rows of tiles that are walked together

@@ -20,8 +20,8 @@ from gtco.tensor.stage import ITEM_BYTES
 
 WARP, SECTOR, LINE = 32, 32, 128  # lanes; bytes
 SCATTERED = 4  # times the bytes that its lanes use: a warp that moves more has none left for others
-# Integer operations: a division by a number that is no power of two is a multiplication whose upper
-# half is taken, a shift and a correction; a remainder is a product and a difference more.
+# Integer operations: a division by a number that is not a power of two is a multiplication whose
+# upper half is taken, a shift and a correction; a remainder is a product and a difference more.
 DIVISION, REMAINDER = 3, 5
 OPERANDS = ("a", "b", "condition", "true_value", "false_value")  # of nodes of TIR that compute
 

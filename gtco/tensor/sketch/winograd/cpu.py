@@ -26,7 +26,7 @@ of a tile as NaN, and inputs whose products come within 10^4 of the largest floa
 
 bfloat16 operands are transformed in float32 and rounded once more. The error of F(2x2) is twice
 that of a direct convolution with rounded operands (4.5e-3 of the outputs for 2.3e-3). That of
-F(4x4) would be ten times as large, so it is no option.
+F(4x4) would be ten times as large, so it is not an option.
 """
 
 from __future__ import annotations
