@@ -84,6 +84,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Step("clear", notes),
         Step("each", (BufferRef("input", 0), between, *notes), TASKS),
         Step("sum", (between, BufferRef("output", 1))),
+        Step("clear", notes),  # what is noted is of the second step alone
         Step("each", (between, BufferRef("output", 0), *notes), TASKS),
     )
     words = (TensorSpec(name, "int64", (TASKS,)) for name in ("first", "last", "count"))
@@ -113,7 +114,7 @@ def runs_until(model: Model, seen: Callable[[Sequence[np.ndarray]], bool], secon
         results = model(x)
         np.testing.assert_array_equal(results[0], x + 4)
         assert results[1][0] == (x + 2).sum()
-        assert (results[4] >= 2).all()
+        assert (results[4] >= 1).all()
         if seen(results):
             return True
     return False
@@ -180,7 +181,7 @@ def test_a_signal_ends_a_call_which_is_begun_again(library: Path) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
         with load(library, 2) as model:
-            assert runs_until(model, lambda results: bool((results[4] > 2).any()), 60)
+            assert runs_until(model, lambda results: bool((results[4] > 1).any()), 60)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

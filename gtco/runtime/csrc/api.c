@@ -47,6 +47,7 @@ struct gtco_model {
   int num_patches;
   char* parallel;   /* of each variant: whether a step of it has several tasks */
   gtco_sizes sizes; /* of the next run */
+  pthread_mutex_t sizing; /* held while they change, so that a fork copies all of them or none */
   _Atomic int busy;
   char error[GTCO_MESSAGE_BYTES];
   gtco_model *next, *previous; /* list of open handles, for fork */
@@ -59,14 +60,22 @@ static const gtco_plan* const plan = &gtco_the_plan;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static gtco_model* open_models;
 
-static void before_fork(void) { pthread_mutex_lock(&list_lock); }
-static void after_fork_parent(void) { pthread_mutex_unlock(&list_lock); }
+static void before_fork(void) {
+  pthread_mutex_lock(&list_lock);
+  for (gtco_model* m = open_models; m; m = m->next) pthread_mutex_lock(&m->sizing);
+}
+
+static void after_fork_parent(void) {
+  for (gtco_model* m = open_models; m; m = m->next) pthread_mutex_unlock(&m->sizing);
+  pthread_mutex_unlock(&list_lock);
+}
+
 static void after_fork_child(void) {
   for (gtco_model* m = open_models; m; m = m->next) {
     gtco_pool_after_fork(&m->pool);
     atomic_store(&m->busy, 0);
   }
-  pthread_mutex_unlock(&list_lock);
+  after_fork_parent();
 }
 
 __attribute__((constructor)) static void register_fork_handlers(void) {
@@ -208,10 +217,12 @@ static gtco_status set_up(const gtco_options* options, gtco_model* m, char* mess
   int spin = options ? options->spin_microseconds : 0;
   if (spin == 0) spin = pool->crowded ? CROWDED_SPIN_US : DEFAULT_SPIN_US;
   pool->spin_ns = spin < 0 ? 0 : (int64_t)spin * 1000;
-  int error = gtco_pool_start(pool);
+  status = gtco_sizes_open(&m->sizes, message);
+  if (status != GTCO_OK) return status;
+  int error = gtco_pool_start(pool); /* last, since what has failed is released without ending threads */
   if (error)
     return gtco_fail(message, GTCO_ERROR_THREADS, "cannot start %d threads: %s", pool->threads - 1, strerror(error));
-  return gtco_sizes_open(&m->sizes, message);
+  return GTCO_OK;
 }
 
 static void release(gtco_model* m) {
@@ -240,6 +251,7 @@ EXPORT gtco_status gtco_open(const gtco_options* options, gtco_model** model) {
     m = aligned_alloc(GTCO_ALIGNMENT, gtco_round_up(sizeof *m, GTCO_ALIGNMENT)); /* the pool has aligned fields */
     if (m) {
       memset(m, 0, sizeof *m);
+      pthread_mutex_init(&m->sizing, NULL);
       status = set_up(options, m, message);
     } else {
       status = gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
@@ -314,11 +326,18 @@ static gtco_status run(gtco_model* m, const void* const* inputs, void* const* ou
 
 const gtco_variant* gtco_variant_of(const gtco_model* model) { return model->sizes.variant; }
 
+static gtco_status set_sizes(gtco_model* m, const int64_t* const* shapes) {
+  pthread_mutex_lock(&m->sizing);
+  const gtco_status status = gtco_sizes_set(&m->sizes, shapes, m->error);
+  pthread_mutex_unlock(&m->sizing);
+  return status;
+}
+
 EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
   if (!model) return GTCO_ERROR_ARGUMENT;
   if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
   model->error[0] = '\0';
-  gtco_status status = gtco_sizes_set(&model->sizes, shapes, model->error);
+  gtco_status status = set_sizes(model, shapes);
   atomic_store(&model->busy, 0);
   return status;
 }
@@ -328,7 +347,7 @@ EXPORT gtco_status gtco_run_shapes(gtco_model* model, const int64_t* const* shap
   if (!model) return GTCO_ERROR_ARGUMENT;
   if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
   model->error[0] = '\0';
-  gtco_status status = gtco_sizes_set(&model->sizes, shapes, model->error);
+  gtco_status status = set_sizes(model, shapes);
   if (status == GTCO_OK) status = run(model, inputs, outputs, NULL);
   atomic_store(&model->busy, 0);
   return status;

@@ -13,6 +13,7 @@
 #if defined(GTCO_RESTARTS) && defined(SYS_membarrier)
 
 /* Of linux/membarrier.h and linux/rseq.h, which old systems do not have. */
+#define QUERY 0
 #define END_CALLS (1 << 7)          /* MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ, since Linux 5.10 */
 #define REGISTER_END_CALLS (1 << 8) /* MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ */
 #define CPU_AT 4                    /* of cpu_id in the struct rseq of a thread */
@@ -34,6 +35,7 @@ static ptrdiff_t rseq_offset; /* of the struct rseq from a thread's pointer */
 static int possible;
 static pthread_once_t asked = PTHREAD_ONCE_INIT;
 static pthread_key_t frames; /* of each thread: the gtco_frame of its call */
+static _Atomic int users;    /* pools whose calls may be ended */
 
 /* With shadow stacks a return must match its call. */
 static int shadow_stack(void) {
@@ -56,18 +58,22 @@ static void ask(void) {
   possible = 1;
 }
 
+/* When the library is closed. At the end of a process, other threads may still run. */
 __attribute__((destructor)) static void forget(void) {
-  if (possible) pthread_key_delete(frames);
+  if (possible && atomic_load(&users) == 0) pthread_key_delete(frames);
 }
 
-int gtco_can_restart(const gtco_step* steps, int num_steps) {
+int gtco_begin_restarts(const gtco_step* steps, int num_steps) {
   for (int s = 0; s < num_steps; ++s) {
     const char* code = (const char*)(uintptr_t)steps[s].kernel;
     if (code < gtco_kernels_begin || code >= gtco_kernels_end) return 0; /* linked in another order */
   }
   pthread_once(&asked, ask);
+  if (possible) atomic_fetch_add(&users, 1);
   return possible;
 }
+
+void gtco_no_more_restarts(void) { atomic_fetch_sub(&users, 1); }
 
 gtco_frame* gtco_this_frame(void) { return pthread_getspecific(frames); }
 
@@ -91,18 +97,26 @@ int gtco_call_restartable(gtco_kernel kernel, void* const* b, void* w, int64_t b
   return gtco_call_in_frame(kernel, b, w, begin, end, &frame);
 }
 
+int gtco_can_end_calls(void) {
+  const long commands = syscall(SYS_membarrier, QUERY, 0, 0);
+  return commands >= 0 && commands & END_CALLS;
+}
+
 void gtco_end_calls(void) {
-  /* Two threads would write the same results at different times. It fails only where a process forbids itself a system
-   * call that it could use before. */
+  /* Two threads would write the same results at different times. */
   if (syscall(SYS_membarrier, END_CALLS, 0, 0) != 0) abort();
 }
 
 #else
 
-int gtco_can_restart(const gtco_step* steps, int num_steps) {
+int gtco_begin_restarts(const gtco_step* steps, int num_steps) {
   (void)steps, (void)num_steps;
   return 0;
 }
+
+void gtco_no_more_restarts(void) {}
+
+int gtco_can_end_calls(void) { return 0; }
 
 int gtco_call_restartable(gtco_kernel kernel, void* const* b, void* w, int64_t begin, int64_t end,
                           const _Atomic uint64_t* held, uint64_t ticket) {

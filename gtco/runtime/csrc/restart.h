@@ -9,8 +9,9 @@
 
 #include "plan.h"
 
-/* 1 if the calls of these steps can be ended in this process. */
-int gtco_can_restart(const gtco_step* steps, int num_steps);
+/* 1 if the calls of these steps can be ended in this process. Then gtco_no_more_restarts says when there are no more. */
+int gtco_begin_restarts(const gtco_step* steps, int num_steps);
+void gtco_no_more_restarts(void);
 
 /* Runs tasks as long as *held is `ticket`. Returns 1 at their end, and 0 if the call was ended before. Kernels must not
  * call code outside of the library. */
@@ -19,6 +20,9 @@ int gtco_call_restartable(gtco_kernel kernel, void* const* b, void* w, int64_t b
 
 /* Where the system writes the number of the CPU that the calling thread runs on; NULL if calls cannot be ended. */
 const volatile uint32_t* gtco_this_cpu(void);
+
+/* 0 where a sandbox that the process entered later refuses gtco_end_calls. */
+int gtco_can_end_calls(void);
 
 /* Ends the restartable calls of all other threads that are under way. What they wrote is visible afterwards, and they
  * write nothing more. */

@@ -59,10 +59,10 @@ static inline uint64_t make_word(uint32_t generation, uint32_t step) {
   return (uint64_t)generation << (32 + STEP_BITS) | (uint64_t)step << 32;
 }
 
+/* -1 if the system refuses that clock, as a sandbox may refuse those of other threads. */
 static int64_t read_ns(clockid_t clock) {
-  struct timespec t = {0, 0};
-  clock_gettime(clock, &t);
-  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+  struct timespec t;
+  return clock_gettime(clock, &t) == 0 ? (int64_t)t.tv_sec * 1000000000 + t.tv_nsec : -1;
 }
 
 static void set_clock(struct gtco_worker* worker, pthread_t thread) {
@@ -238,7 +238,7 @@ static int take_over(gtco_pool* pool, int thread, suspect* seen, range* r) {
       seen->cpu_ns = cpu_ns;
       return 0;
     }
-    if (cpu_ns == seen->cpu_ns) {
+    if (cpu_ns >= 0 && cpu_ns == seen->cpu_ns && gtco_can_end_calls()) {
       const range theirs = {atomic_load_explicit(&other->step, memory_order_relaxed),
                             atomic_load_explicit(&other->begin, memory_order_relaxed),
                             atomic_load_explicit(&other->end, memory_order_relaxed),
@@ -318,11 +318,13 @@ int gtco_pool_start(gtco_pool* pool) {
   if (!pool->unbroken) pool->unbroken = calloc((size_t)pool->num_steps, sizeof *pool->unbroken);
   if (!pool->workers || !pool->unbroken) return ENOMEM;
   /* Threads that share a CPU because there are too many of them yield it to each other instead. */
-  pool->can_restart = !pool->crowded && gtco_can_restart(pool->steps, pool->num_steps);
-  /* The program's signals must go to its own threads. */
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  if (!pool->can_restart) pool->can_restart = !pool->crowded && gtco_begin_restarts(pool->steps, pool->num_steps);
+  /* The program's signals must go to its own threads, but those of a fault go to the thread that has it. */
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; ++i) sigdelset(&blocked, faults[i]);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
   int error = 0;
   for (pool->started = 0; pool->started < pool->threads - 1; ++pool->started) {
     struct gtco_worker* w = &pool->workers[pool->started + 1];
@@ -344,6 +346,8 @@ void gtco_pool_stop(gtco_pool* pool) {
   for (int i = 0; i < pool->started; ++i) pthread_join(pool->workers[i + 1].thread, NULL);
   free(pool->workers);
   free((void*)pool->unbroken);
+  if (pool->can_restart) gtco_no_more_restarts();
+  pool->can_restart = 0;
   pool->workers = NULL;
   pool->unbroken = NULL;
   pool->started = 0;

@@ -17,6 +17,18 @@
 #define HEADER_BYTES 4096
 static const char MAGIC[8] = {'G', 'T', 'C', 'O', 'W', 'G', 'T', '1'};
 
+/* The folder to which the library's path belongs, if it was loaded by a relative one: the program may go to another
+ * folder before it opens the model. Empty for an absolute path. */
+static char loaded_from[PATH_MAX];
+
+__attribute__((constructor)) static void note_folder(void) {
+  Dl_info library;
+  if (gtco_the_plan.weights || !dladdr((const void*)&gtco_the_plan, &library)) return;
+  if (!library.dli_fname || library.dli_fname[0] == '/') return;
+  if (!getcwd(loaded_from, sizeof loaded_from - 1)) loaded_from[0] = '\0';
+  if (loaded_from[0]) strcat(loaded_from, "/");
+}
+
 static gtco_status check_header(const gtco_plan* plan, int fd, const char* path, char* message) {
   unsigned char header[16 + GTCO_ID_BYTES];
   int64_t bytes;
@@ -48,7 +60,7 @@ gtco_status gtco_weights_open(const gtco_plan* plan, gtco_weights* weights, char
   if (!dladdr((const void*)&gtco_the_plan, &library) || !library.dli_fname)
     return gtco_fail(message, GTCO_ERROR_WEIGHTS, "cannot tell where the library is, so its weights file is not found");
   const unsigned char* id = plan->id; /* publish.py gives the file its name */
-  if (snprintf(path, sizeof path, "%s.weights-%02x%02x%02x%02x%02x%02x%02x%02x", library.dli_fname, id[0], id[1], id[2],
+  if (snprintf(path, sizeof path, "%s%s.weights-%02x%02x%02x%02x%02x%02x%02x%02x", loaded_from, library.dli_fname, id[0], id[1], id[2],
                id[3], id[4], id[5], id[6], id[7]) >= (int)sizeof path)
     return gtco_fail(message, GTCO_ERROR_WEIGHTS, "the path of the weights file is too long");
   int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -166,7 +166,7 @@ static void multiplied(search* s, const level* t, int64_t kc_wanted) {
   const double kblocks = ceil(k / kc), high = t->high;
 
   /* A */
-  const double apart = in_lines ? (double)(cut->stride * cut->channels) : feed == GTCO_DIRECT ? k : 0;
+  const double apart = in_lines ? (double)cut->stride * (double)cut->channels : feed == GTCO_DIRECT ? k : 0;
   const double stride = 4 * apart, room = in_lines ? 1 : spread(stride, 4 * kc);
   const double pitch = in_lines ? (double)gtco_line_pitch(cut) : 0;
   const double overlap = in_lines ? smaller(1, ((high - 1) * apart + run) / (high * run)) : 1; /* of windows */
