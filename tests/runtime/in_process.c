@@ -122,6 +122,41 @@ static int ends(const char* path, const char* slow_to_close) {
   exit(0);
 }
 
+/* ---- messages: the process ends while threads that had an error end ---- */
+
+static void* fail_once(void* argument) {
+  const gtco_options wrong = {.num_threads = -1};
+  gtco_model* none;
+  if (p_open(&wrong, &none) == GTCO_OK) _exit(9);
+  return argument;
+}
+
+static void* fail_always(void* argument) {
+  for (;;) {
+    pthread_t threads[8];
+    for (int t = 0; t < 8; ++t) pthread_create(&threads[t], NULL, fail_once, NULL);
+    for (int t = 0; t < 8; ++t) pthread_join(threads[t], NULL);
+  }
+  return argument;
+}
+
+static int ends_with_messages(const char* path) {
+  load(path);
+  for (int n = 0; n < 1000; ++n) {
+    const pid_t child = fork();
+    if (child == 0) {
+      pthread_t thread;
+      for (int t = 0; t < 3; ++t) pthread_create(&thread, NULL, fail_always, NULL);
+      usleep(1000 + (useconds_t)(n % 17) * 100);
+      exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    if (status != 0) return end("a process died in exit()", "");
+  }
+  return 0;
+}
+
 /* ---- fault: the program's handler makes an input readable on the first access, in whichever thread ---- */
 
 static void readable(int number, siginfo_t* info, void* context) {
@@ -211,6 +246,7 @@ static int forks(const char* path) {
 int main(int count, char** arguments) {
   const char *what = arguments[1], *library = arguments[2];
   if (!strcmp(what, "exit")) return ends(library, arguments[3]);
+  if (!strcmp(what, "messages")) return ends_with_messages(library);
   if (!strcmp(what, "fault")) return faults(library);
   if (!strcmp(what, "barriers")) return without_barriers(library);
   if (!strcmp(what, "clocks")) return without_clocks(library);

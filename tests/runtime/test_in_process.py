@@ -86,7 +86,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runs(program: Path, *arguments: str | Path, folder: Path | None = None) -> None:
     done = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, timeout=300, cwd=folder
+        [program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=folder,
+        env={"MALLOC_PERTURB_": "165"},  # who reads what was freed finds no address there
     )
     if done.returncode == 77:
         pytest.skip("the system has no filters of calls")
@@ -99,6 +104,10 @@ def test_the_process_ends_while_a_thread_runs(program: Path, library: Path, tmp_
     slow = built(source, tmp_path, "-shared", "-fPIC")
     for _ in range(10):
         runs(program, "exit", library, slow)
+
+
+def test_the_process_ends_while_threads_with_messages_end(program: Path, library: Path) -> None:
+    runs(program, "messages", library)
 
 
 def test_handlers_of_faults_are_called_in_every_thread(program: Path, library: Path) -> None:

@@ -18,24 +18,25 @@ static pthread_key_t key;
 static int key_ready;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static buffer* buffers;
+static int closed; /* no message exists any more, although threads may still run at the end of the process */
 
 static void enlist(buffer* b) {
-  pthread_mutex_lock(&list_lock);
   b->next = buffers;
   if (buffers) buffers->previous = b;
   buffers = b;
-  pthread_mutex_unlock(&list_lock);
 }
 
 /* When a thread ends. */
 static void release(void* ended) {
   buffer* b = ended;
   pthread_mutex_lock(&list_lock);
-  if (b->previous) b->previous->next = b->next;
-  if (b->next) b->next->previous = b->previous;
-  if (buffers == b) buffers = b->next;
+  if (!closed) {
+    if (b->previous) b->previous->next = b->next;
+    if (b->next) b->next->previous = b->previous;
+    if (buffers == b) buffers = b->next;
+    free(b);
+  }
   pthread_mutex_unlock(&list_lock);
-  free(b);
 }
 
 static void before_fork(void) { pthread_mutex_lock(&list_lock); }
@@ -46,15 +47,18 @@ __attribute__((constructor)) static void create_key(void) {
   pthread_atfork(before_fork, after_fork, after_fork);
 }
 
-/* At dlclose. The key is deleted first: through it, a thread that ends later would call a function that is unloaded. */
+/* At dlclose, and at the end of the process. The key is deleted first: through it, a thread that ends later would call a function that is unloaded. */
 __attribute__((destructor)) static void delete_key(void) {
   if (!key_ready) return;
   pthread_key_delete(key);
+  pthread_mutex_lock(&list_lock);
+  closed = 1;
   while (buffers) {
     buffer* next = buffers->next;
     free(buffers);
     buffers = next;
   }
+  pthread_mutex_unlock(&list_lock);
 }
 
 gtco_status gtco_fail(char* buffer, gtco_status status, const char* format, ...) {
@@ -65,19 +69,24 @@ gtco_status gtco_fail(char* buffer, gtco_status status, const char* format, ...)
   return status;
 }
 
+static buffer* mine_or_new(const char* text) {
+  buffer* mine = pthread_getspecific(key);
+  if (mine || !text) return mine;
+  mine = calloc(1, sizeof *mine);
+  if (!mine || pthread_setspecific(key, mine) != 0) {
+    free(mine);
+    return NULL;
+  }
+  enlist(mine);
+  return mine;
+}
+
 void gtco_set_thread_error(const char* text) {
   if (!key_ready) return;
-  buffer* mine = pthread_getspecific(key);
-  if (!mine) {
-    if (!text) return;
-    mine = calloc(1, sizeof *mine);
-    if (!mine || pthread_setspecific(key, mine) != 0) {
-      free(mine);
-      return;
-    }
-    enlist(mine);
-  }
-  snprintf(mine->text, sizeof mine->text, "%s", text ? text : "");
+  pthread_mutex_lock(&list_lock);
+  buffer* mine = closed ? NULL : mine_or_new(text);
+  if (mine) snprintf(mine->text, sizeof mine->text, "%s", text ? text : "");
+  pthread_mutex_unlock(&list_lock);
 }
 
 const char* gtco_thread_error(void) {
