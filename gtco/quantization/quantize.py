@@ -23,6 +23,7 @@ from gtco.quantization.sensitivity import Trial, arriving, sensitivities, within
 from gtco.quantization.smoothing import STRENGTHS, smoothed
 from gtco.quantization.upsampling import products_before_upsampling
 from gtco.quantization.verdict import OutputVerdict, compare
+from gtco.support.counting import counted
 from gtco.support.errors import guarded
 from gtco.support.options import Quantization
 
@@ -195,7 +196,8 @@ class Quantizer:
 
                 result = within_budget(may, alone, operations, error, budget, say)
                 kept = result.outputs
-                say(f"{len(kept)} products stay in float for {self.settings.max_drop:g} %")
+                left = counted(len(kept), "product")
+                say(f"{left} left in float for {self.settings.max_drop:g} %")
         quantized = [p for p in may if p.output not in kept]
         model = insert(found.model, quantized, found.ranges)
         with self.phase("verdict") as say:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.driver.compiled import CompileReport
 from gtco.report.facts import Facts, StageFacts
+from gtco.support.counting import counted
 from gtco.support.sizes import sizes_text
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def losses_facts(
             }
             for layer in asked
         ],
-        "left_out": [f"{floats} products stay in float"] if floats else [],
+        "left_out": [f"{counted(floats, 'product')} left in float"] if floats else [],
     }
 
 

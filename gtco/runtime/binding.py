@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gtco.runtime.plan import TensorSpec
+from gtco.support.counting import counted
 from gtco.support.errors import InputError
 
 
@@ -27,7 +28,8 @@ def bind(
             pass  # what follows says which
     names = [spec.name for spec in specs]
     if len(args) > len(names):
-        raise InputError(f"got {len(args)} inputs, expected {len(names)}: {', '.join(names)}")
+        got = counted(len(args), "input")
+        raise InputError(f"got {got}, expected {len(names)}: {', '.join(names)}")
     values = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
         if name not in names:
@@ -68,7 +70,8 @@ def given_outputs(specs: Sequence[TensorSpec], out: Any) -> list[Any]:
     if len(given) != len(specs):
         names = ", ".join(spec.name for spec in specs)
         raise InputError(
-            f"out has {len(given)} tensors; the model has {len(specs)}, in this order: {names}"
+            f"out has {counted(len(given), 'tensor')}; the model has {len(specs)}, in this order: "
+            f"{names}"
         )
     return given
 

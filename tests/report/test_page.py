@@ -226,7 +226,7 @@ def test_losses_of_a_quantized_model(made, monkeypatch):
         ("gone", None),
     ]
     seen = check(page(facts))
-    for text in ("1 products stay in float", "not known", "0.01 %", "products in the order"):
+    for text in ("1 product left in float", "not known", "0.01 %", "products in the order"):
         assert text in seen.text, text
     assert view(facts, facts.models[0], "").lost[last][0][1] == "2 %"
 

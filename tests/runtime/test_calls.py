@@ -143,7 +143,7 @@ def test_one_output_takes_one_array(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda y, total: y, "out has 1 tensors; the model has 2, in this order: y, "),
+        (lambda y, total: y, "out has 1 tensor; the model has 2, in this order: y, "),
         (
             lambda y, total: (y, total[:-1]),
             r"'total' has shape \(39,\), expected \(40,\); make it with np.empty",

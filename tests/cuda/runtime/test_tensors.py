@@ -337,7 +337,7 @@ def test_wrong_tensors_are_named(driver: FakeDriver, small_gpu: Path) -> None:
                 "not dense and row-major",
             ),
             ((on_x, on_mask), {}, "gtco makes outputs for torch alone: pass tensors of your own"),
-            ((on_x, on_mask), {"out": out[0]}, "out has 1 tensors; the model has 2"),
+            ((on_x, on_mask), {"out": out[0]}, "out has 1 tensor; the model has 2"),
             ((on_x, on_mask), {"out": (Y, TOTAL)}, "output 'y' is not on a GPU"),
             ((on_x, on_mask), {"out": out, "stream": "main"}, "stream is a str"),
             ((x, mask), {"out": out}, "cannot be read"),
