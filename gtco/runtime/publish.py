@@ -93,27 +93,32 @@ def publish(folder: Path, target: Path) -> None:
     their final place.
 
     The library comes last, so whoever sees it finds the other files, even after a loss of power.
-    Raises :class:`BuildError`; the older library is then unchanged.
+    Raises :class:`BuildError`; the older library and its header are then unchanged.
     """
     weights = [path.name for path in weights_beside(folder / target.name)]
     header = target.with_suffix(".h").name
     names = [*weights, *([header] if (folder / header).exists() else []), target.name]
-    added = [name for name in weights if not target.with_name(name).exists()]
+    added = [name for name in names[:-1] if not target.with_name(name).exists()]
+    older_header = folder / "older.h"
     try:
         with _one_at_a_time(target.parent):
             try:
                 for name in names:
                     _flush(folder / name)
+                if header in names and header not in added:
+                    shutil.copy2(target.with_name(header), older_header)
                 for name in names:
                     if name == target.name:
                         _flush_folder(target.parent)
                     os.replace(folder / name, target.with_name(name))
             except BaseException:
-                for name in added:
-                    if not (folder / target.name).exists():
-                        break  # the library has its place
-                    with suppress(OSError):
-                        target.with_name(name).unlink()
+                if (folder / target.name).exists():  # the library has not got its place
+                    if older_header.exists():
+                        with suppress(OSError):
+                            os.replace(older_header, target.with_name(header))
+                    for name in added:
+                        with suppress(OSError):
+                            target.with_name(name).unlink()
                 raise
             with suppress(OSError):  # the library has its place, and older weights may still go
                 _flush_folder(target.parent)

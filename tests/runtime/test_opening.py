@@ -153,6 +153,12 @@ def test_weights_file_lost_cut_or_swapped(kernels: bytes, tmp_path: Path) -> Non
         with pytest.raises(ArtifactError, match=f"{weights.name}.*{message}"):
             load(path)
         weights.write_bytes(good)
+    weights.unlink()
+    weights.mkdir()
+    with pytest.raises(ArtifactError, match="cannot be read: Is a directory"):
+        load(path)
+    weights.rmdir()
+    weights.write_bytes(good)
     with load(path) as model:
         check(model(*example_inputs()), *example_inputs())
 

@@ -70,7 +70,8 @@ def test_an_error_at_every_step_leaves_the_older_one(
     path = tmp_path / "m.so"
     write_artifact(small_artifact(kernels), path, weights_inside_limit=10**9 * old_inside)
     before = {p.name for p in tmp_path.iterdir()}
-    doubled = small_artifact(kernels, weights=((0, np.zeros(1)), (64, 2 * SCALE)))
+    header = path.with_suffix(".h").read_bytes()
+    doubled = small_artifact(kernels, weights=((0, np.zeros(1)), (64, 2 * SCALE)), name="two")
     replace = os.replace
     for failing in range(3 - new_inside):
         calls = []
@@ -86,6 +87,7 @@ def test_an_error_at_every_step_leaves_the_older_one(
             with pytest.raises(BuildError, match=r"No space left.*MB are free"):
                 write_artifact(doubled, path, weights_inside_limit=10**9 * new_inside)
         assert {p.name for p in tmp_path.iterdir()} == before
+        assert path.with_suffix(".h").read_bytes() == header
         with load(path) as model:
             check(model(*example_inputs()), *example_inputs())
 

@@ -33,7 +33,10 @@ static gtco_status check_header(const gtco_plan* plan, int fd, const char* path,
   unsigned char header[16 + GTCO_ID_BYTES];
   int64_t bytes;
   struct stat info;
-  if (fstat(fd, &info) != 0 || pread(fd, header, sizeof header, 0) != (ssize_t)sizeof header)
+  const ssize_t got = fstat(fd, &info) == 0 ? pread(fd, header, sizeof header, 0) : -1;
+  if (got < 0)
+    return gtco_fail(message, GTCO_ERROR_WEIGHTS, "the weights file '%s' cannot be read: %s", path, strerror(errno));
+  if (got != (ssize_t)sizeof header)
     return gtco_fail(message, GTCO_ERROR_WEIGHTS, "the weights file '%s' is truncated; copy it again beside the library",
                      path);
   memcpy(&bytes, header + 8, sizeof bytes);
