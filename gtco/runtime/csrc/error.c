@@ -90,7 +90,7 @@ void gtco_set_thread_error(const char* text) {
 }
 
 const char* gtco_thread_error(void) {
-  const buffer* mine = key_ready ? pthread_getspecific(key) : NULL;
+  const buffer* mine = key_ready && !closed ? pthread_getspecific(key) : NULL;
   return mine ? mine->text : "";
 }
 

@@ -13,7 +13,6 @@
 #if defined(GTCO_RESTARTS) && defined(SYS_membarrier)
 
 /* Of linux/membarrier.h and linux/rseq.h, which old systems do not have. */
-#define QUERY 0
 #define END_CALLS (1 << 7)          /* MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ, since Linux 5.10 */
 #define REGISTER_END_CALLS (1 << 8) /* MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ */
 #define CPU_AT 4                    /* of cpu_id in the struct rseq of a thread */
@@ -97,10 +96,8 @@ int gtco_call_restartable(gtco_kernel kernel, void* const* b, void* w, int64_t b
   return gtco_call_in_frame(kernel, b, w, begin, end, &frame);
 }
 
-int gtco_can_end_calls(void) {
-  const long commands = syscall(SYS_membarrier, QUERY, 0, 0);
-  return commands >= 0 && commands & END_CALLS;
-}
+/* Asked by doing it, since a filter may look at the command. A call that is ended here is begun again by its thread. */
+int gtco_can_end_calls(void) { return syscall(SYS_membarrier, END_CALLS, 0, 0) == 0; }
 
 void gtco_end_calls(void) {
   /* Two threads would write the same results at different times. */
