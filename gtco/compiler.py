@@ -7,6 +7,7 @@ a :class:`gtco.driver.compilation.Compilation`, which has the phases.
 
 from __future__ import annotations
 
+import difflib
 import os
 import shutil
 import tempfile
@@ -324,10 +325,10 @@ def _known(given: Mapping[str, Any], options: type) -> dict[str, Any]:
     """The given fields of the options, without those that are None."""
     known = {name: value for name, value in given.items() if value is not None}
     fields = options.__dataclass_fields__  # type: ignore[attr-defined]
-    if unknown := set(known) - set(fields):
-        raise OptionError(
-            f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(fields)}"
-        )
+    if unknown := sorted(set(known) - set(fields)):
+        near = [name for one in unknown for name in difflib.get_close_matches(one, fields, 1)]
+        meant = f" (did you mean {', '.join(near)}?)" if near else ""
+        raise OptionError(f"unknown option {', '.join(unknown)}{meant}; known: {', '.join(fields)}")
     return known
 
 

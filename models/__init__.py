@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from gtco.support.errors import OptionError, installing
 
-from gtco.support.errors import OptionError
+try:
+    import torch
+    from torch import Tensor, nn
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(f"the models need torch: {installing('torch')}") from None
 
 from .detr import Detr
 from .export import export_onnx

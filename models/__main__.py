@@ -80,7 +80,7 @@ def _open_axes(name: str, wanted: str) -> dict[int, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m models", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the models, their inputs and parameter counts")
     export = commands.add_parser("export", help="write a model as ONNX")

@@ -134,7 +134,7 @@ def _chosen(
     """The systems that ``--peers`` names; each must be able to run every model. By default, those
     of ``every`` that are installed.
     """
-    from gtco.bench.harness.peers import PACKAGES
+    from gtco.bench.harness.peers import PACKAGES, peer_of
     from gtco.bench.harness.workload import TORCH_NEEDS_SOURCE
 
     if options.peers is None:
@@ -145,6 +145,13 @@ def _chosen(
             say(f"note: not installed, so not timed: {', '.join(wanted)} (pip install {packages})")
         return check(asked)
     peers = check(options.peers)
+    needed = {name: PACKAGES[peer_of(name)] for name in peers}
+    if missing := [name for name, package in needed.items() if find_spec(package) is None]:
+        packages = " ".join(dict.fromkeys(needed[name] for name in missing))
+        raise OptionError(
+            f"not installed: {', '.join(missing)}. Install what is missing (pip install "
+            f"{packages}), or name other peers with --peers"
+        )
     for model in options.models:
         unable = sorted({*peers} - {*_able(peers, model)})
         if unable and Path(model).suffix == ".so":

@@ -89,6 +89,9 @@ def main(options: argparse.Namespace) -> int:
     return compile_models(options, [options.model])
 
 
+EXPORT_OPEN = "to leave one open, export the model again (dynamic_shapes of torch.onnx.export)"
+
+
 def list_dimensions(model: Path) -> int:
     """Prints the dimensions of the model's inputs that have no size, as --shape and --dim name
     them.
@@ -100,7 +103,7 @@ def list_dimensions(model: Path) -> int:
 
     found = open_dimensions(model)
     if not found:
-        say(f"{model}: every input has a size on every axis")
+        say(f"{model}: every input has a size on every axis; {EXPORT_OPEN}")
         return 0
     table = Table(str(model))
     table.column("dimension", least=12)

@@ -14,6 +14,7 @@ from gtco.cli.console import Phases, say, show, size
 from gtco.cli.outputs import here
 from gtco.cli.tables import Table
 from gtco.runtime.publish import staging
+from gtco.support.counting import counted
 from gtco.support.errors import OptionError
 from gtco.support.options import check_place
 
@@ -120,14 +121,12 @@ def weights_only(options: argparse.Namespace, output: Path) -> int:
         options.model, exclude=options.exclude, bits=bits, block_size=options.block_size
     )
     made.save(output)
+    wide = sum(product.kind == "Conv" for product in made.quantized) if bits == 4 else 0
+    beside = f", and of {counted(wide, 'convolution')} in int8" if wide else ""
     say(
-        f"{output} ({size(output.stat().st_size)}): the weights of {len(made.quantized)} of "
-        f"{len(made.products)} products in int{bits}"
+        f"{output} ({size(output.stat().st_size)}): the weights of {len(made.quantized) - wide} of "
+        f"{counted(len(made.products), 'product')} in int{bits}{beside}"
     )
-    wide = sum(product.kind == "Conv" for product in made.quantized)
-    if bits == 4 and wide:
-        are = "is a convolution" if wide == 1 else "are convolutions"
-        say(f"{wide} of them {are}, in int8")
     say(f"gtco compile {output} compiles it")
     return 0
 
@@ -175,7 +174,7 @@ def show_quantization(report: Any, title: str, every: bool = False) -> None:
         table.row(layer.label, layer.kind, f"{layer.operations / 1e6:.1f}", alone, kept)
     show(table)
     if left := len(report.layers) - len(shown):
-        say(f"{left} more products lose less (--all shows them)")
+        say(f"{left} more products lose less (gtco quantize --all shows them)")
     if len(report.tried) > 1:
         show_tried(report)
 

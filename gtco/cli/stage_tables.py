@@ -204,9 +204,8 @@ def above_peak(stages: Sequence[Mapping[str, Any]]) -> list[str]:
         )
     if len(above) > len(fewer):
         said.append(
-            f"{counted(len(above) - len(fewer), 'stage')} above 100 % of the peak because the "
-            "machine was faster during the run than while its peak was read: the cores' clock and "
-            "other processes change it, and a peak is kept for an hour"
+            f"{counted(len(above) - len(fewer), 'stage')} above 100 % of the peak: the machine was "
+            "faster during the run than while its peak was read"
         )
     return said
 

@@ -9,7 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.support.errors import ModelError, OptionError, ShapeError, UnsupportedError
+from gtco.support.errors import (
+    ModelError,
+    OptionError,
+    ShapeError,
+    UnknownDimension,
+    UnsupportedError,
+)
 from gtco.support.options import (
     check_place,
 )
@@ -117,6 +123,6 @@ def at_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
     try:
         yield
     except (ModelError, ShapeError, UnsupportedError) as error:
-        if not sizes:
+        if not sizes or isinstance(error, UnknownDimension):
             raise
         raise type(error)(f"at {sizes_text(sizes)}: {error}") from error

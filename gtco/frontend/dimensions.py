@@ -20,7 +20,7 @@ from typing import Any
 import onnx
 import onnx.shape_inference
 
-from gtco.support.errors import ShapeError
+from gtco.support.errors import ShapeError, UnknownDimension
 from gtco.support.onnx_messages import MAX_ELEMENTS
 
 Shapes = Mapping[str, int | Sequence[int]]
@@ -258,11 +258,12 @@ def _require_known(
             )
     if unknown:
         names = dict.fromkeys(axis.name for axis in found)
-        raise ShapeError(
+        raise UnknownDimension(
             f"the model has no symbolic dimension and no input named "
             f"{', '.join(map(repr, unknown))}. Symbolic dimensions: "
             f"{', '.join(map(repr, names)) or 'none'}. Inputs: "
-            f"{', '.join(repr(value.name) for value in inputs) or 'none'}"
+            f"{', '.join(repr(value.name) for value in inputs) or 'none'}. To leave a size open, "
+            "export the model again (dynamic_shapes of torch.onnx.export)"
         )
 
 

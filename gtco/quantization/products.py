@@ -273,8 +273,8 @@ def _excluded(products: Sequence[Product], exclude: Sequence[str]) -> Collection
             few = [p.label for p in products[:5]]
             raise OptionError(
                 f"exclude: no product is called '{wanted}'. "
-                f"{'Near it are' if near else 'There are'} {', '.join(near or few)}; the report "
-                "lists all"
+                f"{'Near it are' if near else 'There are'} {', '.join(near or few)}; gtco "
+                "quantize --all without it lists all"
             )
         found.update(matching)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from gtco.report.facts import (
 )
 from gtco.report.words import FEWER_PRODUCTS, decisions, instructions, number_format
 from gtco.runtime.library import check_model, read_metadata
-from gtco.runtime.plan import DTYPES
 from gtco.runtime.publish import weights_beside
 from gtco.runtime.variants import choose, described_variants
 from gtco.support.errors import ArtifactError
 from gtco.support.sizes import evenly_spread, sizes_text
 from gtco.tensor.loops import Line
+from gtco.tensor.stage import item_bytes
 
 # of a buffer that no stage wrote
 PLACES: Mapping[str, Place] = {"input": "input", "weight": "weight"}
@@ -121,7 +122,7 @@ def bytes_of(type_text: str) -> int:
     count = 1
     for size in shape.rstrip("]").split("x") if shape != "]" else ():
         count *= int(size)
-    return count * DTYPES[dtype][2]
+    return ceil(count * item_bytes(dtype))
 
 
 def wires(steps: Sequence[Mapping[str, Any]]) -> list[tuple[tuple[Tensor, ...], Tensor]]:

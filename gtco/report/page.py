@@ -39,7 +39,8 @@ def check_installed() -> None:
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
     if not missing:
         return
-    what = f"the HTML report needs {', '.join(missing)}, which is not installed"
+    are = "are" if len(missing) > 1 else "is"
+    what = f"the HTML report needs {' and '.join(missing)}, which {are} not installed"
     if sys.version_info < (3, 11):
         raise BuildError(f"{what} and needs Python 3.11 or later. --json does without")
     raise BuildError(

@@ -32,6 +32,10 @@ class ShapeError(GtcoError):
     """A dimension has no value, or shapes do not fit each other."""
 
 
+class UnknownDimension(ShapeError):
+    """A size is given for a dimension that the model does not have."""
+
+
 class InputError(GtcoError, ValueError):
     """A run-time input has the wrong name, dtype or shape."""
 

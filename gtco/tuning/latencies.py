@@ -7,7 +7,7 @@ from math import prod
 
 from gtco.codegen.generate import Generated
 from gtco.machine.target import detect
-from gtco.search.calibration.peak import Peak, known_peak, machine_peak
+from gtco.search.calibration.peak import LEAST_HELD, Peak, known_peak, machine_peak
 from gtco.search.policy import Policy
 from gtco.support.options import PRECISIONS
 from gtco.tensor.intrinsics.table import kinds, multiplied
@@ -67,7 +67,8 @@ class Latencies:
                 return None
             threads = self.threads or machine.cores
             if self.reads_peak:
-                self.peaks[operand] = machine_peak(threads, operand, machine)
+                read = machine_peak(threads, operand, machine)
+                self.peaks[operand] = read if read.held >= LEAST_HELD else None
             else:
                 self.peaks[operand] = known_peak(threads, operand, machine)
         peak = self.peaks[operand]

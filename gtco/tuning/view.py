@@ -89,6 +89,8 @@ class View:
 
     def __str__(self) -> str:
         """The state in one line."""
+        if not self.doing and not self.measured and not self.others:
+            return "no candidate was timed"
         others = f" and {self.others} of other partitions" if self.others else ""
         done = (
             f"{counted(self.trials, 'candidate')} of {counted(self.measured, 'stage')}{others} "
@@ -106,19 +108,19 @@ class View:
         """
         if not self.measured:
             return []
-        by = f"by {counted(self.trials + self.others, 'candidate')} in {self.elapsed:.0f} s"
+        by = f"{counted(self.trials + self.others, 'candidate')} in {self.elapsed:.0f} s"
         if self.changed and self.now and self.before >= LEAST_GAIN * self.now:
             gain = self.before / self.now
-            said = [f"gained: {became(self.before, self.now)} ({gain:.3f} times) {by}"]
+            said = [f"gained: {became(self.before, self.now)} ({gain:.3f} times) by {by}"]
         else:
-            said = [f"no gain above the noise {by}"]
+            said = [f"{by}: none is faster by more than the noise"]
         heaviest = sorted(self.stages, key=lambda s: -s.total)[:3]
         shares = [
             f"{s.total / self.now:.0%} {s.label}"
             + (f" ({s.share:.0%} of the peak)" if s.share else "")
             for s in heaviest
         ]
-        said.append(f"the rest of the time: {'; '.join(shares)}")
+        said.append(f"where the time goes now: {'; '.join(shares)}")
         waiting = sum(stage.state == "waiting" for stage in self.stages)
         if waiting:
             said.append(

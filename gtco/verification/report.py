@@ -61,7 +61,7 @@ class Top1:
     def __str__(self) -> str:
         text = f"the same class first on {self.agreed} of {self.images} images"
         ties = self.images - self.agreed - self.wrong
-        return text + (f", {ties} of the others near ties" if ties else "")
+        return text + (f"; near ties between two classes on {ties} more" if ties else "")
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def settle(
     """The plain comparisons ``found`` of ``pairs``, in which failures are compared again: with
     float64, and, if they still fail, with the error of rounding there.
     """
-    exact = _exact(source, inputs, pairs, how)
+    exact = _exact(source, case, inputs, pairs, how)
     least = (0.0,) * len(pairs) if exact is not None or not source.floors else source.floors
     truths = exact if exact is not None else [None] * len(pairs)
 
@@ -125,7 +125,7 @@ def settle(
 
 
 def _exact(
-    source: Reference, inputs: Mapping[str, Array], pairs: Sequence[Pair], how: Settling
+    source: Reference, case: str, inputs: Mapping[str, Array], pairs: Sequence[Pair], how: Settling
 ) -> list[Array] | None:
     if source.judge is None:
         return None
@@ -142,8 +142,8 @@ def _exact(
                 moved = [_alone(x, x, truth, how) for x, truth in zip(rounded, exact, strict=True)]
             if any(far > max(ALONE, least) for far, least in zip(apart, moved, strict=True)):
                 raise Unjudged(
-                    f"it differs from both in {max(apart):.0%} of the elements on which "
-                    f"{source.name} and the compiled model agree"
+                    f"on {case} inputs it differs from both in {max(apart):.0%} of the elements on "
+                    f"which {source.name} and the compiled model agree"
                 )
         return exact
     except Unjudged as why:

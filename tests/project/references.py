@@ -78,12 +78,18 @@ def _arguments(parser: argparse.ArgumentParser) -> list[str]:
         )
         takes = action.nargs != 0
         flags = ", ".join(
-            f"{flag} {value}" if takes and not _is_switch(action) else flag
+            f"{flag} {_values(action, value)}" if takes and not _is_switch(action) else flag
             for flag in action.option_strings
         )
         cells = (f"`{flags or value}`", _sentence(str(action.help or "the file")))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows
+
+
+def _values(action: argparse.Action, value: str) -> str:
+    if action.nargs == "?":
+        return f"[{value}]"
+    return f"{value} [{value} ...]" if action.nargs == "+" else value
 
 
 def _is_switch(action: argparse.Action) -> bool:

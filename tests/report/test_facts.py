@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
+import numpy as np
+import onnx
 import pytest
 
+import gtco
 from gtco import cli
 from gtco.report import gather as gather_module
 from gtco.report import measured as measured_module
@@ -20,6 +23,7 @@ from gtco.report.gather import bytes_of, gather, model_facts
 from gtco.report.measured import measured, timing
 from gtco.runtime.library import read_metadata
 from gtco.support.errors import ArtifactError
+from gtco.tensor.stage import ITEM_BYTES
 from gtco.tuning.view import StageView, View
 from tests.cli.test_artifact import kernels, library  # noqa: F401 (fixtures are imported)
 
@@ -204,6 +208,24 @@ def test_sizes_of_types():
     assert bytes_of("float32[1x197x192]") == 4 * 197 * 192
     assert bytes_of("bfloat16[3x2]") == 12 and bytes_of("int64[]") == 8
     assert bytes_of("float32[1x0x4]") == 0
+    assert bytes_of("int4[3x3]") == 5  # two in a byte
+    assert all(bytes_of(f"{dtype}[2]") == 2 * size for dtype, size in ITEM_BYTES.items())
+
+
+def test_a_library_of_int4_weights(tmp_path, capsys):
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[4,64] x) => (float[4,96] y)
+            { y = MatMul(x, w) }"""
+    )
+    weights = np.random.default_rng().standard_normal((64, 96)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    quantized = gtco.quantize_weights(model, bits=4)
+    saved = gtco.compile_model(quantized.model, target="x86-64-v3").save(tmp_path / "m.so")
+    assert cli.main(["report", str(saved), "--json", "--no-run"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    valid(found)
+    (stage,) = found["models"][0]["stages"]
+    assert "int4[64x96]" in json.dumps(stage)
 
 
 def test_every_variant_of_a_library_of_several_shapes(shaped, capsys):

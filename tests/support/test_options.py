@@ -65,7 +65,7 @@ def test_defaults() -> None:
 
 
 def test_unknown_option(tmp_path: Path) -> None:
-    known = "unknown option thread; known: target, precision, launches, ptx, threads"
+    known = r"unknown option thread \(did you mean threads\?\); known: target, precision, launches"
     with pytest.raises(OptionError, match=known):
         compile_to_file(b"", tmp_path / "m.so", thread=2)
 

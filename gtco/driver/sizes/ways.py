@@ -93,7 +93,7 @@ def _too_many(way: Dims) -> str:
     if coarse := _coarser(way, most):
         options = " ".join(f"--dim {key}={sizes}" for key, sizes in coarse.items())
         text += f"take a coarser step, such as {options}, or "
-    name = next(iter(several))
+    name = max(several, key=lambda key: len(several[key]))
     return f"{text}give a list of the sizes that you need (--dim {name}=SIZE,SIZE,...)"
 
 

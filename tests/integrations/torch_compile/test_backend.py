@@ -180,7 +180,7 @@ def test_the_training_mode_and_gradients_are_refused(compiles):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"options": {"presicion": "bf16"}}, "unknown option presicion; known: target, precision"),
+        ({"options": {"presicion": "bf16"}}, "unknown option presicion (did you mean precision?)"),
         ({"options": {"precision": "int3"}}, "unknown precision 'int3'"),
         ({"options": {"shapes": {"x": 1}}}, "shapes is for models with symbolic dimensions"),
         ({"mode": "max-autotune"}, "options={'tune': 'quick'}"),
