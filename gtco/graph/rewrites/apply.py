@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 import numpy
 
 from gtco.graph.graph import Graph
+from gtco.graph.infer import infer_type
 from gtco.tensor.reference import evaluate
-from gtco.tensor.stage import Dim, Operator
+from gtco.tensor.stage import Dim, Operator, TensorType
 
 Rule = Callable[[Graph, Operator], str | None]
 # Movement of one tensor that gives each of its elements at most once.
@@ -24,6 +25,9 @@ def apply_rule(
     The rule gives the tensor that replaces the operator's output, or None ("not mine"). It may add
     operators and constants, and does not change the operator itself. Operators without readers are
     dropped at once, so that ``only_user`` counts only live readers.
+
+    A replacement of another type than the operator's is not taken: a constant of the pattern, such
+    as an epsilon, may have broadcast its result, and rules do not look for that.
     """
     graph = graph.copy()
     order = list(graph.operators.values())
@@ -36,10 +40,24 @@ def apply_rule(
         ):
             continue
         new = rule(graph, op)
-        if new is not None and new != op.output:
+        if new is None or new == op.output:
+            continue
+        if _has_type(graph, new, op.type):
             graph.replace_uses(op.output, new)
             graph.drop_dead(op.output)
+        else:
+            graph.drop_dead(new)
     return graph.prune()
+
+
+def _has_type(graph: Graph, tensor: str, wanted: TensorType) -> bool:
+    if graph.types[tensor] != wanted:
+        return False
+    op = graph.producer(tensor)
+    if op is None:
+        return True
+    inputs = [graph.types[source] for source in op.inputs]
+    return infer_type(op.kind, inputs, dict(op.attrs), op.type) == wanted
 
 
 def scalar(graph: Graph, tensor: str) -> float | None:

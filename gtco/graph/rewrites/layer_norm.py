@@ -62,6 +62,8 @@ def _core(graph: Graph, op: Operator) -> str | None:
         square = made_by(graph, variance.inputs[0], "multiply") if variance is not None else None
         if square is None or square.inputs != (centred, centred) or epsilon is None:
             continue
+        if graph.types[centred] != op.type:
+            continue  # epsilon broadcasts the result
         assert variance is not None
         mean = _mean(graph, centre.inputs[1]) if centre is not None else None
         if centre is not None and mean is not None and mean.inputs[0] == centre.inputs[0]:

@@ -61,6 +61,8 @@ def _projection(graph: Graph, tensor: str) -> _Projection | None:
         product = made_by(graph, pair[0], "matmul") if pair is not None else None
         if pair is None or product is None or graph.only_user(product.output) is None:
             return None
+        if op.type != product.type:
+            return None  # the bias broadcasts the product
         bias = axis_vector(graph, pair[1], len(op.type.shape) - 1, op.type.shape)
         if bias is None:
             return None

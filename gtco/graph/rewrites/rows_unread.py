@@ -87,7 +87,7 @@ def part(graph: Graph, tensor: str, axes: Sequence[Axis]) -> str:
     """
     kind = graph.types[tensor]
     taken = [
-        (0, 1, 1) if size == 1 else axis
+        (0, 1, 0 if axis[2] == 0 else 1) if size == 1 else axis
         for size, axis in zip(kind.shape, axes[len(axes) - len(kind.shape) :], strict=True)
     ]
     if taken == [(0, 1, size) for size in kind.shape]:

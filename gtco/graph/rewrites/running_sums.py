@@ -24,14 +24,18 @@ def running_sums(graph: Graph) -> Graph:
 def _turned(graph: Graph, op: Operator) -> str | None:
     sums = made_by(graph, op.inputs[0], "cumsum")
     given = sums and made_by(graph, sums.inputs[0], "slice")
-    if not sums or not given or not all(_flips(x, sums["axis"]) for x in (op, given)):
+    if not sums or not given:
+        return None
+    if not all(_flips(graph, x, sums["axis"]) for x in (op, given)):
         return None
     attrs = dict(sums.attrs) | {"reverse": not sums["reverse"]}
     return graph.add("cumsum", given.inputs, name=sums.name, **attrs)
 
 
-def _flips(op: Operator, axis: int) -> bool:
+def _flips(graph: Graph, op: Operator, axis: int) -> bool:
     """True if the slice takes all of an axis from its end on, and everything else as it is."""
+    if op.type.shape != graph.types[op.inputs[0]].shape:
+        return False
     wanted = [(int(d) - 1, -1) if a == axis else (0, 1) for a, d in enumerate(op.type.shape)]
     return list(zip(op["begin"], op["strides"], strict=True)) == wanted
 

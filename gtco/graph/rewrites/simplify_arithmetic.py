@@ -85,7 +85,8 @@ def _divide(graph: Graph, op: Operator) -> str | None:
         return None
     with numpy.errstate(all="ignore"):
         inverse = (1.0 / value.astype(numpy.float64)).astype(value.dtype)
-    if not bool(numpy.isfinite(inverse).all()):
+    # a denormal has lost digits, or counts as 0
+    if not bool((numpy.isfinite(inverse) & (abs(inverse) >= numpy.finfo(value.dtype).tiny)).all()):
         return None
     return graph.add("multiply", (a, graph.add_constant(inverse, b)), op.type, name=op.name)
 
@@ -184,7 +185,7 @@ def _minimum(graph: Graph, op: Operator) -> str | None:
 
 def _clip(graph: Graph, op: Operator) -> str | None:
     low, high = op["min"], op["max"]
-    if low == 0.0 and (high == math.inf or high >= 3.4e38):
+    if low == 0.0 and high == math.inf:
         return graph.add("relu", op.inputs, op.type, name=op.name)
     return op.inputs[0] if low == -math.inf and high == math.inf else None
 

@@ -28,6 +28,7 @@ def _together(graph: Graph, op: Operator) -> str | None:
             largest is not None
             and largest.inputs[0] == shifted.inputs[0]
             and largest["axes"] == (axis,)
+            and largest["keepdims"]
         ):
             scores = shifted.inputs[0]
     return graph.add("softmax", (scores,), name=op.name, axis=axis)

@@ -25,7 +25,11 @@ def conv_scale(graph: Graph) -> Graph:
 
 
 def _per_channel(graph: Graph, constant: str, conv: Operator) -> numpy.ndarray | None:
-    """The constant as a vector over the convolution's output channels."""
+    """The constant as a vector over the convolution's output channels; None for integers, since
+    their weights have no room for a factor.
+    """
+    if not conv.type.dtype.startswith("float"):
+        return None
     value, axis = graph.constants[constant], 1 if conv["layout"] == "NCHW" else 3
     channels = int(conv.type.shape[axis])
     if value.size == 1:
