@@ -23,6 +23,7 @@ from gtco.support.errors import GtcoError, ModelError, UnsupportedError
 from gtco.support.onnx_messages import nodes
 from gtco.tensor.stage import ITEM_BYTES
 
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
 _STANDARD = ("", "ai.onnx")
 _SPELT = {"float": "float32", "double": "float64"}  # ONNX's names and gtco's, if they differ
 DTYPES: Mapping[int, str] = {
@@ -70,6 +71,10 @@ class Node:
             return {}
         if any(name and name not in self.types for name in self.proto.input):
             return {}
+        named = {attribute.name for attribute in self.proto.attribute}
+        if self.proto.op_type in _POOLS and "ceil_mode" in named:
+            # until then ONNX's rule counts a window that begins in the padding; engines do not
+            opset = max(opset, 22)
         schema = onnx.defs.get_schema(self.proto.op_type, opset, domain)
         if left_out := _left_out(schema, self.proto):
             raise self._broken(f"its required input {left_out} is left out")

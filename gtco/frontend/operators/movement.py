@@ -19,6 +19,8 @@ from gtco.frontend.operators.arguments import (
     text_of,
 )
 
+EXACT = 2**53  # an operator keeps the value of a padding as a double
+
 
 def pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """Pad as an operator. TVM's importer writes loops, which only the fallback can compile."""
@@ -32,6 +34,8 @@ def pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
         raise Refused("its pads or axes are known only at run time: make them constants")
     if border is None or len(widths) != 2 * len(which) or (widths < 0).any():
         return None
+    if border.dtype.kind in "iu" and abs(int(border.reshape(()))) > EXACT:
+        raise Refused(f"its value is beyond {EXACT}, up to which a double has every integer")
     full = [0] * (2 * rank)
     for place, axis in enumerate(which.tolist()):
         full[2 * (axis % rank)] = int(widths[place])
@@ -85,12 +89,37 @@ def slice_(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def top_k(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """TopK of opset 10, where k became an input: TVM looks for an attribute until opset 11."""
+    """TopK of opset 10, where k became an input: TVM looks for an attribute until opset 11. And
+    TopK in any order (``sorted`` 0), which the sorted one is too.
+    """
     count = constant_of(inputs[1]) if len(inputs) > 1 else None
-    if count is None or not {"largest", "sorted"}.isdisjoint(attrs):
+    if count is None or ("largest" in attrs and attrs.get("sorted", 1)):
         return None
-    along = int(attrs.get("axis", -1))
-    return relax.op.topk(inputs[0], int(count.item()), along, ret_type="both", dtype="int64")
+    along, largest = int(attrs.get("axis", -1)), bool(attrs.get("largest", 1))
+    k = int(count.item())
+    return relax.op.topk(inputs[0], k, along, ret_type="both", largest=largest, dtype="int64")
+
+
+def unsqueeze(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Unsqueeze by a single number, as torch's exporter writes it for grouped queries. ONNX Runtime
+    takes it too; TVM wants a vector.
+    """
+    axis = constant_of(inputs[1]) if len(inputs) > 1 else None
+    if axis is None or axis.ndim or isinstance(inputs[0], relax.ShapeExpr):
+        return None
+    return relax.op.expand_dims(inputs[0], axis=int(axis))
+
+
+def sequence_insert(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """SequenceInsert: TVM takes a negative position for one place behind it."""
+    sequence, item, place = padded(inputs, 3)
+    at = len(sequence) if place is None else constant_of(place)
+    if at is None:
+        raise Refused("its position is known only at run time: make it a constant")
+    position = int(at) + (len(sequence) if int(at) < 0 else 0)
+    parts = list(sequence)
+    parts.insert(position, item)
+    return relax.Tuple(parts)
 
 
 def space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:

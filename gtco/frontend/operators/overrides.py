@@ -45,10 +45,12 @@ from gtco.frontend.operators.movement import (
     gather_elements,
     pad,
     scatter,
+    sequence_insert,
     slice_,
     space_to_depth,
     tile,
     top_k,
+    unsqueeze,
 )
 from gtco.frontend.operators.normalization import (
     batch_normalization,
@@ -63,6 +65,7 @@ from gtco.frontend.operators.pointwise import (
     is_inf,
     power,
     prelu,
+    thresholded_relu,
     without_elements,
 )
 from gtco.frontend.operators.products import conv_transpose, einsum
@@ -127,6 +130,9 @@ OVERRIDES: dict[str, Override] = {
     "EyeLike": eye_like,
     "OneHot": one_hot,
     "PRelu": prelu,
+    "SequenceInsert": sequence_insert,
+    "ThresholdedRelu": thresholded_relu,
+    "Unsqueeze": unsqueeze,
     **REDUCTIONS,
     **dict.fromkeys(("Max", "Min", "Mean", "Sum"), without_elements),
 }

@@ -97,6 +97,13 @@ def power(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     )
 
 
+def thresholded_relu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """ThresholdedRelu. TVM multiplies by 0 and 1, which makes a NaN of an infinity."""
+    x, dtype = inputs[0], str(inputs[0].ty.dtype)
+    above = relax.op.greater(x, relax.const(attrs.get("alpha", 1.0), dtype))
+    return relax.op.where(builder.emit(above), x, relax.const(0.0, dtype))
+
+
 def prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """PRelu, element-wise also if the slope varies along one axis. Later passes cannot look into
     TVM's operator for that, and only the fallback compiled it.

@@ -11,11 +11,16 @@ from typing import Any
 
 from tvm import relax
 
-from gtco.frontend.operators.arguments import Attributes, text_of
+from gtco.frontend.operators.arguments import Attributes, Refused, text_of
 
 
 def roi_align(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """x [N, C, H, W], boxes [boxes, 4], image of each box [boxes] -> [boxes, C, height, width]."""
+    """x [N, C, H, W], boxes [boxes, 4], image of each box [boxes] -> [boxes, C, height, width].
+
+    ONNX's maximum is that of single pixels times their weights, and TVM's that of sampled values.
+    """
+    if text_of(attrs.get("mode", b"avg")) != "avg":
+        raise Refused("mode max is not supported: use mode avg, or cut the graph before it")
     default = "half_pixel" if attrs["tvm_custom"]["opset"] >= 16 else "output_half_pixel"
     if text_of(attrs.get("coordinate_transformation_mode", default)) != "half_pixel":
         return None

@@ -203,8 +203,17 @@ def _keys(distance: numpy.ndarray, a: float) -> numpy.ndarray:
 
 
 def resized(builder: Any, x: Any, axes: Mapping[int, Axis], method: Method) -> Any:
-    """Relax for the resized ``x``, one axis after the other."""
+    """Relax for the resized ``x``, one axis after the other. Integers are weighted in float32 and
+    cut off, or rounded with ``antialias``, as ONNX Runtime does.
+    """
     rank, dtype = len(x.ty.shape), str(x.ty.dtype)
+    if method.mode != "nearest" and not dtype.startswith(("float", "bfloat")):
+        wide = resized(builder, builder.emit(relax.op.astype(x, "float32")), axes, method)
+        if method.antialias:
+            wide = builder.emit(relax.op.round(wide))
+        limits = numpy.iinfo(dtype)
+        wide = builder.emit(relax.op.clip(wide, float(limits.min), float(limits.max)))
+        return builder.emit(relax.op.astype(wide, dtype))
     inside = numpy.ones((1,) * rank, bool)
     for number, axis in sorted(axes.items()):
         found = taps(axis, method)

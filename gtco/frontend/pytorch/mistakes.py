@@ -2,6 +2,7 @@
 2.13, onnxscript 0.7). They are refused.
 
 - ``avg_pool`` with a ``divisor_override``, which the exporter leaves out;
+- attention of grouped queries with a negative scale, of which it takes the square root;
 - ``scatter_reduce`` by ``mean``, which it writes as another reduction;
 - antialiased ``interpolate`` with ``align_corners``, or by a factor that gives no whole size. The
   exporter leaves both out.
@@ -37,6 +38,9 @@ def _mistake(name: str, given: Mapping[str, Any], node: Any) -> str:
     """What the exporter leaves out, in words; "" if nothing."""
     if name.startswith("avg_pool") and given.get("divisor_override") is not None:
         return "divisor_override"
+    if name == "scaled_dot_product_attention" and given.get("enable_gqa"):
+        if (given.get("scale") or 0.0) < 0.0:
+            return "the sign of the scale beside enable_gqa"
     if name.startswith("scatter_reduce") and given.get("reduce") == "mean":
         return "that the values are averaged (reduce='mean')"
     if name.startswith("_upsample_") and name.endswith("_aa"):

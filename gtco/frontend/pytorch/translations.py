@@ -1,7 +1,10 @@
 """Operators that torch's ONNX exporter does not translate (torch 2.13, onnxscript 0.7).
 
 - ``scaled_dot_product_attention`` of tensors without four axes: one head without a batch has two or
-  three axes, and the windows of Hiera have five;
+  three axes, and the windows of Hiera have five. And with a negative scale, of which the exporter
+  takes the square root;
+- ``atan2``, which it writes with the wrong half at 0 and a negative number;
+- ``logaddexp``, which it writes as a logarithm of exponentials that overflow;
 - ``_is_all_true`` and ``_is_any_true``, by which transformers looks at masks and anchors.
 """
 
@@ -14,7 +17,32 @@ from typing import Any
 def translations(torch: Any) -> dict[Any, Any]:
     """What ``torch.onnx.export`` takes as ``custom_translation_table``."""
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    return {attention: _attention(), **truths(torch)}
+    return {attention: _attention(), **functions(torch), **truths(torch)}
+
+
+def functions(torch: Any) -> dict[Any, Any]:
+    """The same for functions of two tensors."""
+    import onnx_ir
+    from onnxscript import opset20 as op
+
+    def number(like: Any, value: float) -> Any:
+        return op.Constant(value=onnx_ir.tensor(value, dtype=like.dtype))
+
+    def atan2(y: Any, x: Any) -> Any:
+        """The angle of (x, y) in (-pi, pi], and 0 at the origin."""
+        zero, half = number(y, 0.0), number(y, math.pi)
+        angle = op.Atan(op.Div(y, x))
+        turned = op.Add(angle, op.Where(op.Less(y, zero), op.Neg(half), half))
+        origin = op.And(op.Equal(y, zero), op.Equal(x, zero))
+        return op.Where(origin, zero, op.Where(op.Less(x, zero), turned, angle))
+
+    def logaddexp(a: Any, b: Any) -> Any:
+        most = op.Max(a, b)
+        grown = op.Log(op.Add(op.Exp(op.Sub(a, most)), op.Exp(op.Sub(b, most))))
+        return op.Where(op.IsInf(most), most, op.Add(most, grown))
+
+    aten = torch.ops.aten
+    return {aten.atan2.default: atan2, aten.logaddexp.default: logaddexp}
 
 
 def truths(torch: Any) -> dict[Any, Any]:
@@ -55,9 +83,11 @@ def _attention() -> Any:
         enable_gqa: bool = False,
     ) -> Any:
         """``softmax(scale q k^T + mask) v``, as the exporter writes it for four axes."""
+        negative = scale is not None and scale < 0
         ranks = {len(x.shape) for x in (query, key, value)}
         width = query.shape[-1]
-        if ranks == {4} or enable_gqa or len(ranks) > 1 or not isinstance(width, int):
+        plain = ranks == {4} and not negative
+        if plain or enable_gqa or len(ranks) > 1 or not isinstance(width, int):
             return aten_scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
             )
@@ -67,9 +97,10 @@ def _attention() -> Any:
 
         (rank,) = ranks
         # both operands are scaled, so that products of float16 do not overflow
-        root = constant(math.sqrt(1 / math.sqrt(width) if scale is None else scale))
+        size = math.sqrt(1 / math.sqrt(width) if scale is None else abs(scale))
+        root, first = constant(size), constant(-size if negative else size)
         swapped = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
-        scores = op.MatMul(op.Mul(query, root), op.Mul(swapped, root))
+        scores = op.MatMul(op.Mul(query, first), op.Mul(swapped, root))
         if is_causal:
             places = op.Shape(scores, start=rank - 2)
             attn_mask = op.Cast(

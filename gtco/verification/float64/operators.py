@@ -288,7 +288,7 @@ class MeanVarianceNormalization(OpRun):
 class SkipLayerNormalization(OpRun):
     op_domain = MICROSOFT
 
-    def _run(self, x, skip, gamma, beta=None, bias=None, epsilon=1e-5):  # type: ignore[no-untyped-def]
+    def _run(self, x, skip, gamma, beta=None, bias=None, epsilon=1e-12):  # type: ignore[no-untyped-def]
         total = x + skip
         total = total if bias is None else total + bias
         y = _normal(total, (-1,), epsilon) * gamma

@@ -72,3 +72,33 @@ class Asked(nn.Module):
 def test_all_and_any_of_a_tensor(y: Any) -> None:
     """transformers asks so about masks (siglip2) and anchors (d-fine)."""
     _check(Asked(), (torch.zeros(2), torch.tensor(y)))
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 4)], ids=str)
+def test_a_negative_scale(lead: tuple[int, ...]) -> None:
+    _check(Attention(scale=-0.4), _tensors(*lead))
+
+
+def test_grouped_queries() -> None:
+    q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)
+    _check(Attention(enable_gqa=True), (q, k, v))
+
+
+class OfTwo(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(x, y)
+
+
+@pytest.mark.parametrize("function", [torch.atan2, torch.logaddexp])
+def test_functions_of_two(function: Any) -> None:
+    """All signs and zeros, and numbers whose exponentials overflow."""
+    some = torch.tensor([0.0, 1.0, -1.0, 162.0, -162.0, 3e-5])
+    x, y = torch.cartesian_prod(some, some).T.contiguous()
+    _check(OfTwo(function), (x, y))
+    if function is torch.logaddexp:
+        endless = torch.tensor([float("inf"), -float("inf")])
+        _check(OfTwo(function), (endless, endless.clone()))

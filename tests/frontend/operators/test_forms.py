@@ -1,0 +1,135 @@
+"""Forms of operators that TVM's importer gets wrong or refuses, as whole models against ONNX
+Runtime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+from gtco.frontend.onnx import load_onnx
+from gtco.graph.lower.walk import lower
+from gtco.support.errors import UnsupportedError
+
+SIZES = {"sizes": np.array([5, 5]), "all": np.array([1, 2, 3, 5])}
+PICTURE = "uint8[1,2,8,8] x"
+
+# the inputs, the output, the nodes, the constants and the opset
+CASES: dict[str, tuple[str, str, str, dict[str, np.ndarray], int]] = {
+    "antialiased bytes": (
+        PICTURE,
+        "uint8[1,2,3,5] y",
+        'y = Resize<mode="linear", antialias=1>(x, , , all)',
+        SIZES,
+        18,
+    ),
+    "bytes along some axes": (
+        PICTURE,
+        "uint8[1,2,5,5] y",
+        'y = Resize<mode="linear", axes=[2, 3]>(x, , , sizes)',
+        SIZES,
+        18,
+    ),
+    "a line of bytes": (
+        "uint8[1,2,6] x",
+        "uint8[1,2,9] y",
+        'y = Resize<mode="linear">(x, , , line)',
+        {"line": np.array([1, 2, 9])},
+        18,
+    ),
+    "cubic bytes": (
+        PICTURE,
+        "uint8[1,2,3,5] y",
+        'y = Resize<mode="cubic", antialias=1>(x, , , all)',
+        SIZES,
+        18,
+    ),
+    "inserted before the last": (
+        "float[2,3] x",
+        "float[6,3] y",
+        """n = Neg(x) a = Abs(x) s = SequenceConstruct(x, n) t = SequenceInsert(s, a, at)
+           y = ConcatFromSequence<axis=0>(t)""",
+        {"at": np.array(-1)},
+        18,
+    ),
+    "a threshold of infinities": (
+        "float[2,3] x",
+        "float[2,3] y",
+        "z = Div(x, zero) y = ThresholdedRelu<alpha=0.5>(z)",
+        {"zero": np.float32(0)},
+        18,
+    ),
+    "an axis as a number": (
+        "float[2,3] x",
+        "float[2,1,3] y",
+        "y = Unsqueeze(x, at)",
+        {"at": np.array(1)},
+        18,
+    ),
+    "a window that begins in the padding": (
+        "float[1,2,8,8] x",
+        "float[1,2,3,3] y",
+        "y = MaxPool<kernel_shape=[3, 3], strides=[3, 3], pads=[1, 1, 1, 1], ceil_mode=1>(x)",
+        {},
+        20,
+    ),
+    "a mean of such a window": (
+        "float[1,2,8,8] x",
+        "float[1,2,3,3] y",
+        "y = AveragePool<kernel_shape=[3, 3], strides=[3, 3], pads=[1, 1, 1, 1], ceil_mode=1>(x)",
+        {},
+        20,
+    ),
+}
+
+
+def model_of(name: str) -> onnx.ModelProto:
+    inputs, outputs, nodes, constants, opset = CASES[name]
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": {opset}]> g ({inputs}) => ({outputs}) {{ {nodes} }}'
+    )
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), key) for key, value in constants.items()
+    )
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forms(name: str) -> None:
+    model = model_of(name)
+    (value,) = model.graph.input
+    shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    rng = np.random.default_rng()
+    x = rng.normal(size=shape) if dtype == np.float32 else rng.integers(0, 256, shape)
+    feeds = {value.name: x.astype(dtype)}
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate(feeds).values()
+    assert got.shape == want.shape and got.dtype == want.dtype
+    off = 1 if dtype == np.uint8 else 1e-6  # an integer between two is rounded in several ways
+    np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=0, atol=off)
+
+
+def test_the_largest_in_any_order() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]> g (float[3,9] x)
+            => (float[3,4] y, int64[3,4] z) { y, z = TopK<sorted=0, largest=0>(x, k) }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([4]), "k"))
+    x = np.random.default_rng().normal(size=(3, 9)).astype(np.float32)
+    values, places = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
+    np.testing.assert_array_equal(values, np.sort(x)[:, :4])
+    np.testing.assert_array_equal(np.take_along_axis(x, places, 1), values)
+
+
+def test_a_maximum_of_single_pixels_is_refused() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]>
+        g (float[1,2,8,8] x, float[3,4] r, int64[3] i) => (float[3,2,1,1] y) {
+            y = RoiAlign<mode="max">(x, r, i) }"""
+    )
+    with pytest.raises(UnsupportedError, match="mode max is not supported"):
+        lower(load_onnx(model, simplify=False))
