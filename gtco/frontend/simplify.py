@@ -22,11 +22,15 @@ from typing import BinaryIO
 import google.protobuf.message
 import onnx
 
-# Three passes of onnxsim are skipped. Fused attention is an operator of ONNX Runtime's domain; gtco
+# Four passes of onnxsim are skipped. Fused attention is an operator of ONNX Runtime's domain; gtco
 # finds attention by itself. A softmax over a single element would become 1, which is wrong for NaN
 # and infinities: softmax(-inf) is NaN. A vector divided by its norm would become LpNormalization,
-# which makes zeros of a vector of zeros, where the division makes NaN.
-SKIPPED = ["fuse_attention", "eliminate_nop_softmax", "fuse_lp_normalization"]
+# which makes zeros of a vector of zeros, where the division makes NaN. A factor of more axes than a
+# convolution's weights would give these more axes; gtco folds factors by itself.
+SKIPPED = [
+    *("fuse_attention", "eliminate_nop_softmax", "fuse_lp_normalization"),
+    "fuse_mul_into_conv",
+]
 # onnxsim imports these if they are installed. This takes seconds, and only its quantization and its
 # formulas of symbolic sizes need them.
 _IMPORTS = """

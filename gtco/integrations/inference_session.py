@@ -369,9 +369,10 @@ class _Source:
 
         from gtco.frontend.onnx import read_onnx
 
-        self.model = source if isinstance(source, bytes | bytearray) else Path(source)
+        own = isinstance(source, bytes | bytearray)  # a copy, which the caller does not change
+        self.model = bytes(source) if own else Path(source)
         self.sizes, self.options = dict(sizes), dict(options)
-        read = read_onnx(bytes(source) if isinstance(source, bytearray) else self.model)
+        read = read_onnx(self.model)
         graph = read.skeleton.graph
         known = {tensor.name for tensor in graph.initializer} | set(read.weights)
 

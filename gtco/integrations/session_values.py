@@ -241,7 +241,10 @@ class IOBinding:
         return [OrtValue(array) for array in self.results.values()]
 
     def copy_outputs_to_cpu(self) -> list[np.ndarray]:
-        return list(self.results.values())
+        return [
+            array if self.outputs.get(name) is None else array.copy()  # bound memory is reused
+            for name, array in self.results.items()
+        ]
 
     def clear_binding_inputs(self) -> None:
         self.inputs.clear()

@@ -24,16 +24,18 @@ import torch
 
 from gtco.integrations.torch_batches import AnyBatch, any_batch
 from gtco.integrations.torch_graph import (
+    WRITES_SHARED,
     Facts,
     Result,
     alike,
     constants_of,
     examine,
     floats_of,
+    sharing,
     with_floats,
 )
 from gtco.integrations.torch_sizes import Batch, batch_of
-from gtco.support.errors import ModelError, OptionError, ShapeError, guarded
+from gtco.support.errors import ModelError, OptionError, ShapeError, UnsupportedError, guarded
 
 SYMBOLS = torch.SymInt, torch.SymFloat, torch.SymBool
 OF_OTHERS = ("shapes", "dims")  # options of compile_model that a traced graph has no use for
@@ -106,6 +108,10 @@ class Graph:
                 if made.has_weights(arguments):
                     return made
             new = self._of_a_range(key, arguments) or self._specialized(arguments)
+            for other, ones in self._made.items():
+                self._made[other] = [one for one in ones if one.alive]
+            for other, ones in self._ranged.items():
+                self._ranged[other] = [one for one in ones if one.alive]
             self._made[key] = [*same, new]
             return new
 
@@ -245,6 +251,8 @@ class Specialized:
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         if self.alone is not None:
             return list(self.alone(*arguments))
+        if self.facts.written and not sharing(arguments).isdisjoint(self.facts.written):
+            raise UnsupportedError(WRITES_SHARED)
         values: Sequence[Any] = ()
         if self.model is not None:
             given = (arguments[n] for n in self.fed)

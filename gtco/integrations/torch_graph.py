@@ -139,10 +139,8 @@ def examine(graph_module: Any, arguments: Sequence[Any]) -> Facts:
     in training mode, and UnsupportedError for results that gtco cannot give.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    given = [
-        fake.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
-        for value in arguments
-    ]
+    shared = sharing(arguments)
+    given = [_without_data(fake, value, n in shared) for n, value in enumerate(arguments)]
     seen = _Watch()
     try:
         with torch.inference_mode(False), torch.no_grad(), fake, seen:
@@ -159,12 +157,36 @@ def examine(graph_module: Any, arguments: Sequence[Any]) -> Facts:
         )
     storages = [_storage(value) if isinstance(value, torch.Tensor) else None for value in given]
     written = tuple(n for n, storage in enumerate(storages) if storage in seen.written)
-    if any(storages.count(storages[n]) > 1 for n in written):
-        raise UnsupportedError(
-            "the graph writes into an argument that shares its memory with another one, which "
-            "gtco cannot follow: give it copies (x.clone())"
-        )
+    if not shared.isdisjoint(written):
+        raise UnsupportedError(WRITES_SHARED)
     return _facts(list(results), given, storages, written)
+
+
+WRITES_SHARED = (
+    "the graph writes into an argument that shares its memory with another one, which gtco cannot "
+    "follow: give it copies (x.clone())"
+)
+
+
+def sharing(arguments: Sequence[Any]) -> set[int]:
+    """The numbers of the arguments whose storage another argument has too."""
+    found: dict[int, list[int]] = {}
+    for number, value in enumerate(arguments):
+        if isinstance(value, torch.Tensor):
+            found.setdefault(_storage(value), []).append(number)
+    return {number for numbers in found.values() if len(numbers) > 1 for number in numbers}
+
+
+def _without_data(fake: Any, value: Any, alone: bool) -> Any:
+    """A tensor as the graph is examined with. ``alone``: with a storage of its own, though it
+    shares one in this call, so that a result is a view of the argument that the graph takes it of.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not alone:
+        return fake.from_tensor(value, static_shapes=True)
+    with fake:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
 
 def _is_graph(module: Any) -> bool:
@@ -189,7 +211,15 @@ def _facts(
     for number, value in enumerate(results):
         if not isinstance(value, torch.Tensor):
             found.append(Result(value=value))
-        elif (storage := _storage(value)) in storages:
+            continue
+        storage = _storage(value)
+        owner = given[storages.index(storage)] if storage in storages else results[bases[number]]
+        if owner.dtype != value.dtype:
+            raise UnsupportedError(
+                f"a result is a view of {owner.dtype} as {value.dtype}, and gtco's views have the "
+                "type of what they are of: reinterpret it outside of the compiled model"
+            )
+        if storage in storages:
             argument = storages.index(storage)
             place = Place.of(value)
             place = replace(place, offset=place.offset - given[argument].storage_offset())

@@ -86,7 +86,7 @@ def samples_of(data: Any, specs: Sequence[Spec]) -> Samples:
     """
     if not specs:
         raise InputError("the model has no inputs, so that no samples can tell its ranges")
-    batch = max(spec.batch for spec in specs)
+    batch = min((spec.batch for spec in specs if spec.shape), default=1)
     most = max(_LEAST_RUNS, MOST // batch)
     single = _single(data)
     if single is not None:
@@ -244,6 +244,13 @@ def _split(array: Array, spec: Spec, where: str) -> list[Array]:
             advice = ": arrays of one shape are needed"
         if {array.dtype.kind, spec.dtype.kind} != {"i", "u"}:
             raise InputError(f"{where} is {array.dtype} for the input {spec}{advice}")
+    if spec.dtype.kind in "iu" and array.size:
+        least, most = numpy.iinfo(spec.dtype).min, numpy.iinfo(spec.dtype).max
+        if int(array.min()) < least or int(array.max()) > most:
+            raise InputError(
+                f"{where} has {array.min()} to {array.max()} for the input {spec}, which holds "
+                f"{least} to {most}"
+            )
     rank = len(spec.shape)
     if array.ndim == rank - 1 and spec.batch == 1:
         array = array[None]

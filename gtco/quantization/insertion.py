@@ -71,7 +71,8 @@ def steps_of_blocks(weights: Array, axis: int, bits: int, block: int) -> tuple[A
         scale = numpy.where(short & numpy.isfinite(half), half, scale)
         scale[numpy.abs(scale) < numpy.finfo(numpy.float32).tiny] = 1.0
         steps = numpy.clip(numpy.rint(apart / scale), least, -least - 1)
-        off = ((steps * scale - apart) ** 2).sum(axis=1, keepdims=True)
+        wide = steps * scale.astype(numpy.float64) - apart  # squares leave float32
+        off = (wide**2).sum(axis=1, keepdims=True)
         better = off < error
         best = numpy.where(better, steps.astype(numpy.int8), best)
         kept = numpy.where(better, scale, kept)

@@ -221,7 +221,7 @@ def _product(node: onnx.NodeProto, constants: Constants, edges: Edges) -> Produc
     across = node.op_type == "Gemm" and attributes.get("transB", 0)
     axis = 0 if node.op_type == "Conv" or across else 1
     source = constants.source(w)
-    names = [source, w, node.name, node.output[0]]
+    names = [source, source.removeprefix("merged."), w, node.name, node.output[0]]
     if len(node.input) > 2 and node.input[2] in constants:
         names.append(constants.source(node.input[2]))
     names += _bias(node.output[0], edges)

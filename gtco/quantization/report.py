@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ from gtco.support.options import Quantization
 from gtco.support.version import __version__
 
 VERSION = 1  # of the JSON; raised when a field changes its meaning or goes
+
+
+def _finite(value: Any) -> Any:
+    """The value with null, as JSON has no infinity, for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return list(map(_finite, value))
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,7 @@ class QuantizationReport:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the report as JSON; a half-written file never has the name."""
-        text = json.dumps(self.to_json(), indent=1, allow_nan=False, default=str) + "\n"
+        text = json.dumps(_finite(self.to_json()), indent=1, allow_nan=False, default=str) + "\n"
         return write_whole(Path(path), text.encode())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import numpy
@@ -81,6 +81,8 @@ class _Sums:
     def verdict(self, name: str, floats: bool) -> OutputVerdict:
         if not floats:
             return OutputVerdict(name, self.differ / max(1, self.count), None, None, 0)
+        if not isfinite(self.difference):  # the quantized model makes NaN or infinity
+            return OutputVerdict(name, inf, 0.0, None, 0)
         if not self.wanted:
             error = 0.0 if not self.difference else float("inf")
         else:

@@ -294,6 +294,46 @@ def test_the_library_that_was_not_used_for_longest_goes_first(tmp_path):
     assert {p.name for p in (tmp_path / "cache").iterdir()} == left
 
 
+def test_another_users_libraries_stay(tmp_path, monkeypatch):
+    """And those of this user go in their place."""
+    cache = LibraryCache(tmp_path / "cache", 3000)
+    for number, key in enumerate("ab"):
+        put(cache, key, made(tmp_path, 1000))
+        os.utime(tmp_path / "cache" / key, (number, number))
+    unlink = Path.unlink
+
+    def refused(self, missing_ok=False):
+        if self.parent.name == "a":
+            raise PermissionError(13, "Permission denied", str(self))
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    put(cache, "c", made(tmp_path, 1000))
+    put(cache, "d", made(tmp_path, 1000))
+    assert {p.name for p in (tmp_path / "cache").iterdir()} == {"a", "d"}
+
+
+def test_what_a_killed_process_was_removing_goes(tmp_path):
+    cache = LibraryCache(tmp_path / "cache", 3000)
+    put(cache, "a", made(tmp_path, 1000))
+    (tmp_path / "cache" / "a" / ENTRY).unlink()
+    put(cache, "b", made(tmp_path, 1000))
+    put(cache, "c", made(tmp_path, 1000))
+    put(cache, "d", made(tmp_path, 1000))
+    assert "a" not in {p.name for p in (tmp_path / "cache").iterdir()}
+
+
+def test_an_entry_without_its_report_is_made_again(cache, tmp_path, monkeypatch):
+    model = mlp()
+    library(tmp_path / "1", model, target="x86-64-v3")
+    (key,) = entries(cache)
+    entry = cache.folder / key / ENTRY
+    entry.write_text(json.dumps(json.loads(entry.read_text()) | {"report": [], "made": None}))
+    again, _ = library(tmp_path / "2", model, target="x86-64-v3")
+    nothing_is_compiled(monkeypatch)
+    assert library(tmp_path / "3", model, target="x86-64-v3")[0] == again
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     cache = LibraryCache(tmp_path / "file" / "cache", GIGABYTE)

@@ -247,3 +247,22 @@ def test_an_input_that_is_a_number_has_one_a_run(form: str) -> None:
     found = samples_of(data, [IMAGE, SCALE])
     assert all(run["scale"].shape == () for run in found.runs)
     assert [run["scale"] for run in found.runs] == list(scales.astype(np.float32))
+
+
+def test_an_input_without_samples_does_not_count() -> None:
+    """Its first axis is of something else, such as tokens."""
+    specs = [Spec("x", np.dtype(np.float32), (1, 16)), Spec("t", np.dtype(np.float32), (77, 16))]
+
+    def given(count: int) -> dict[str, np.ndarray]:
+        numbers = np.arange(count, dtype=np.float64)[:, None]
+        return {"x": np.ones(16) * numbers, "t": np.ones((77, 16)) * numbers[:, None]}
+
+    assert len(samples_of(given(64), specs).runs) == 64
+    with pytest.raises(InputError, match="12 samples: give 32 or more"):
+        samples_of(given(12), specs)
+
+
+def test_integers_that_the_input_does_not_hold() -> None:
+    data = np.random.default_rng(0).integers(-300, 600, (32, 4))
+    with pytest.raises(InputError, match="which holds 0 to 255"):
+        samples_of(data, [Spec("x", np.dtype(np.uint8), (1, 4))])

@@ -241,3 +241,11 @@ def test_products_of_one_bias_have_names_of_their_own() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     assert [p.label for p in of(model)] == [f"/layer{n}/MatMul" for n in range(3)]
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e-25, 1.0, 1e15, 1e20])
+def test_blocks_of_any_size(size: float) -> None:
+    weights = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+    scale, steps = steps_of_blocks(weights * np.float32(size), 1, 4, 32)
+    off = np.abs(scale * steps.astype(np.float64) - weights * np.float64(size)).max()
+    assert off < 0.1 * np.abs(weights * np.float64(size)).max()

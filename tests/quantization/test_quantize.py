@@ -273,3 +273,24 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "q.onnx").read_bytes() == b"older"
     with pytest.raises(OptionError, match="does not exist"):
         q.save(tmp_path / "none" / "q.onnx")
+
+
+def test_a_model_that_makes_nan_is_as_wrong_as_can_be(tmp_path: Path) -> None:
+    """Values so small that 8 bits make zeros of them are divided by their norm."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 13]> g (float[1,16] x) => (float[1,16] y) {
+            a = MatMul(x, v) b = Relu(a) c = MatMul(b, w) d = Relu(c) e = MatMul(d, u)
+            n = ReduceL2<axes=[1], keepdims=1>(e) y = Div(e, n) }"""
+    )
+    rng = np.random.default_rng(0)
+    for name in "vwu":
+        weights = np.abs(rng.normal(size=(16, 16))).astype(np.float32) / 4
+        model.graph.initializer.append(numpy_helper.from_array(weights, name))
+    data = np.abs(rng.normal(size=(64, 16))).astype(np.float32)
+    data[1::2] *= 1e-5
+    made = quantized(model, data)
+    assert made.report.error == np.inf
+    saved = json.loads(made.report.save(tmp_path / "r.json").read_text())
+    assert saved["outputs"][0]["relative_error"] is None
+    with pytest.raises(QuantizationError, match="no choice of products keeps the outputs within"):
+        quantized(model, data, max_drop=5.0)

@@ -210,3 +210,10 @@ def test_weights_alone() -> None:
     assert [p.kind for p in found.products] == ["MatMul", "MatMul", "Conv"]
     (wanted,), (got,) = by_onnxruntime(model, inputs), by_onnxruntime(found.model, inputs)
     assert 0 < np.abs(got - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", ["p.0", "p.*", "p.0.weight"])
+def test_moved_projections_keep_their_names(name: str) -> None:
+    model, _ = segformer_like()
+    found = quantize_weights(model, exclude=[name])
+    assert any(p.float_because == "excluded" for p in found.products)

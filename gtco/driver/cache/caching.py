@@ -80,8 +80,7 @@ class Caching:
             if left and self.together:
                 for library, folder in pairs:
                     library.fetched = None
-                    for path in folder.iterdir():
-                        path.unlink()
+                    _empty(folder)
                 left = pairs
             found = len(pairs) - len(left)
             say("in the cache" if found == len(pairs) else f"{found} of {len(pairs)} in the cache")
@@ -95,10 +94,13 @@ class Caching:
         for library, folder in pairs:
             key = self.keys[library]
             known = self.cache.fetch(key, folder) if key else None
-            if known is None:
+            try:
+                library.fetched = report_of(known["report"], known["made"]) if known else None
+            except (LookupError, TypeError, AttributeError):  # the entry is damaged: made again
+                library.fetched = None
+                _empty(folder)
+            if library.fetched is None:
                 left.append((library, folder))
-            else:
-                library.fetched = report_of(known["report"], known["made"])
         return left
 
     def keep(self, library: Library, folder: Path) -> None:
@@ -109,6 +111,11 @@ class Caching:
             report = library.report()
             if wrong := self.cache.keep(key, folder / library.output.name, kept_of(report)):
                 report.notes.append(wrong)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
 
 
 def kept_of(report: CompileReport) -> dict[str, Any]:

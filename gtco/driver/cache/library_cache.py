@@ -97,7 +97,13 @@ class LibraryCache:
         return found
 
     def _remove_oldest(self, limit: int, newest: str) -> None:
-        """Removes libraries until the rest has at most ``limit`` bytes."""
+        """Removes libraries until the rest has at most ``limit`` bytes. Those of another user stay,
+        and what a killed process has begun to remove goes.
+        """
+        for path in self.folder.iterdir():
+            with suppress(OSError):
+                if not path.name.startswith(".") and path.is_dir() and not (path / ENTRY).exists():
+                    shutil.rmtree(path, ignore_errors=True)
         entries = []
         for path, size in self.sizes().items():
             with suppress(OSError):
@@ -106,7 +112,10 @@ class LibraryCache:
         for is_newest, _, size, path in sorted(entries):
             if total <= limit or is_newest:
                 break
-            (path / ENTRY).unlink(missing_ok=True)  # from here on it is not there
+            try:
+                (path / ENTRY).unlink(missing_ok=True)  # from here on it is not there
+            except OSError:  # another user's
+                continue
             shutil.rmtree(path, ignore_errors=True)
             total -= size
 

@@ -53,7 +53,8 @@ def _rule(graph: Graph, op: Operator) -> str | None:
             begin=[0, first],
             strides=[1, 1],
         )
-        new = graph.add("matmul", (part(graph, x, rows), weight), name=op.name)
+        made = replace(op.type, shape=one.type.shape)
+        new = graph.add("matmul", (part(graph, x, rows), weight), made, name=op.name)
         if y is not op:
             new = graph.add("add", (new, graph.add_constant(bias[columns], "bias")), name=y.name)
         graph.replace_uses(one.output, new)

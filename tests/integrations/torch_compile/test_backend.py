@@ -198,6 +198,46 @@ def test_options_reach_the_compile(compiles):
     assert compiles[0].options == given
 
 
+def test_views_are_of_the_argument_that_the_graph_views(compiles):
+    """Although two arguments lie in one tensor in the first call, and in others later."""
+
+    def function(x, y):
+        return x + 1, y.reshape(8, 4)
+
+    compiled = torch.compile(function, backend=backend)
+    whole, other, third = (torch.randn(80, 8) for _ in range(3))
+    for x, y in (
+        (whole[:4], whole[4:8]),
+        (other[:4], third[4:8]),
+        (other[:4], other[8:12]),
+        (third[2:6].clone(), third[1:5].clone()),
+    ):
+        check_same(compiled(x, y), function(x, y))
+    assert len(compiles) == 1
+
+
+def test_what_is_written_overlaps_nothing_in_any_call(compiles):
+    def function(cache, new):
+        cache.add_(1)
+        return cache * new
+
+    compiled = torch.compile(function, backend=backend)
+    compiled(torch.ones(4), torch.ones(4))
+    whole = torch.ones(8)
+    with pytest.raises(UnsupportedError, match="shares its memory with another one"):
+        compiled(whole[:4], whole[2:6])
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: (x + 1, x.view(torch.int32)), lambda x: (x + 1, x.view(torch.uint8))]
+)
+def test_views_of_another_type_are_refused(function, compiles):
+    text = refused(
+        UnsupportedError, lambda: torch.compile(function, backend=backend)(torch.randn(4, 4))
+    )
+    assert "a result is a view of torch.float32 as torch." in text
+
+
 def test_results_that_overlap_in_part_are_refused(compiles):
     def overlapping(x):
         y = x + 1
