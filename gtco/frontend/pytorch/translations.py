@@ -1,8 +1,9 @@
 """Operators that torch's ONNX exporter does not translate (torch 2.13, onnxscript 0.7).
 
 - ``scaled_dot_product_attention`` of tensors without four axes: one head without a batch has two or
-  three axes, and the windows of Hiera have five. And with a negative scale, of which the exporter
-  takes the square root;
+  three axes, and the windows of Hiera have five. With a negative scale, of which the exporter takes
+  the square root. And with a mask that may hide all keys of a row: torch gives zeros there, and the
+  exporter's form the mean of the values or NaN;
 - ``atan2``, which it writes with the wrong half at 0 and a negative number;
 - ``logaddexp``, which it writes as a logarithm of exponentials that overflow;
 - ``_is_all_true`` and ``_is_any_true``, by which transformers looks at masks and anchors.
@@ -82,11 +83,11 @@ def _attention() -> Any:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """``softmax(scale q k^T + mask) v``, as the exporter writes it for four axes."""
+        """``softmax(scale q k^T + mask) v``; zeros where the mask hides all keys of a row."""
         negative = scale is not None and scale < 0
         ranks = {len(x.shape) for x in (query, key, value)}
         width = query.shape[-1]
-        plain = ranks == {4} and not negative
+        plain = ranks == {4} and not negative and attn_mask is None
         if plain or enable_gqa or len(ranks) > 1 or not isinstance(width, int):
             return aten_scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
@@ -107,9 +108,12 @@ def _attention() -> Any:
                 op.Trilu(op.Expand(constant(1.0), places), upper=0), to=onnx_ir.DataType.BOOL
             )
         if attn_mask is not None and (is_causal or attn_mask.dtype == onnx_ir.DataType.BOOL):
-            attn_mask = op.Where(attn_mask, constant(0.0), constant(float(query.dtype.min)))
+            attn_mask = op.Where(attn_mask, constant(0.0), constant(-math.inf))
         if attn_mask is not None:
             scores = op.Add(scores, attn_mask)
-        return op.MatMul(op.Softmax(scores, axis=-1), value)
+        weights = op.Softmax(scores, axis=-1)
+        if attn_mask is not None and not is_causal:
+            weights = op.Where(op.IsNaN(weights), constant(0.0), weights)
+        return op.MatMul(weights, value)
 
     return attention

@@ -49,6 +49,17 @@ def test_masks_are_added_or_hide(mask: Tensor) -> None:
     _check(Attention(), (*_tensors(2, 3, 5), mask))
 
 
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("lead", [(3,), (2, 4)], ids=str)
+def test_rows_of_which_all_keys_are_hidden(lead: tuple[int, ...], kind: str) -> None:
+    """torch gives zeros."""
+    mask = torch.rand(6, 9) > 0.3
+    mask[2] = False
+    if kind == "float":
+        mask = torch.zeros(6, 9).masked_fill(~mask, -torch.inf)
+    _check(Attention(), (*_tensors(*lead), mask))
+
+
 def test_causal() -> None:
     _check(Attention(is_causal=True), _tensors(3))
 
