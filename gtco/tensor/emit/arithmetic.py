@@ -169,8 +169,9 @@ def _float_remainder(em: Emitter, floor: bool, a: Expr, b: Expr) -> Expr:
     wide_b = em.let(cast(b, dtype_of(a), "float64"))
     whole = tirx.trunc(wide_a / wide_b)
     rest = cast(wide_a - whole * wide_b, "float64", dtype_of(a))
-    infinite = tirx.EQ(absolute(em, b, dtype_of(b)), constant(b, inf))
-    rest = em.let(tirx.Select(infinite, a, rest))
+    size = [em.let(absolute(em, x, dtype_of(x))) for x in (a, b)]
+    endless = constant(b, inf)
+    rest = em.let(tirx.Select(both(size[0] < endless, tirx.EQ(size[1], endless)), a, rest))
     if not floor:
         return rest
     return em.let(tirx.Select(_opposite(rest, b), rest + b, rest))

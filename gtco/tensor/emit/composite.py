@@ -87,9 +87,13 @@ def asinh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
 
 
 def acosh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
+    """log(x + sqrt(x^2 - 1)), without its cancellation near 1; NaN below 1."""
     one = constant(x, 1)
-    y = em.let(x - one)
-    return log1p(em, y + tirx.sqrt(y * (x + one)), dtype)
+    b = em.let(T.min(constant(x, 1e9), x))  # a NaN stays one
+    y = em.let(b - one)
+    near = log1p(em, y + tirx.sqrt(y) * tirx.sqrt(b + one), dtype)
+    far = (vector_math.log(em, x) if dtype == "float32" else libm("log", x)) + constant(x, LN2)
+    return em.let(tirx.Select(x > b, far, near))
 
 
 def atanh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
