@@ -6,19 +6,44 @@
   exporter's form the mean of the values or NaN;
 - ``atan2``, which it writes with the wrong half at 0 and a negative number;
 - ``logaddexp``, which it writes as a logarithm of exponentials that overflow;
+- ``index_put`` where a mask chooses (``x[mask] = token``), which it writes as a scatter to places
+  whose number is known only at run time;
 - ``_is_all_true`` and ``_is_any_true``, by which transformers looks at masks and anchors.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 
 def translations(torch: Any) -> dict[Any, Any]:
     """What ``torch.onnx.export`` takes as ``custom_translation_table``."""
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    return {attention: _attention(), **functions(torch), **truths(torch)}
+    put = {torch.ops.aten.index_put.default: _index_put()}
+    return {attention: _attention(), **put, **functions(torch), **truths(torch)}
+
+
+def _index_put() -> Any:
+    import onnx_ir
+    from onnxscript import opset20 as op
+    from onnxscript.function_libs.torch_lib.ops.core import aten_index_put
+
+    def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+        """``x[mask] = values`` is a choice if every masked place gets the same values."""
+        mask = indices[0] if len(indices) == 1 else None
+        if mask is None or mask.dtype != onnx_ir.DataType.BOOL or accumulate:
+            return aten_index_put(x, indices, values, accumulate)
+        rest = len(x.shape) - len(mask.shape)
+        if len(values.shape) > rest + 1 or (len(values.shape) > rest and values.shape[0] != 1):
+            return aten_index_put(x, indices, values, accumulate)
+        if rest:
+            axes = list(range(len(mask.shape), len(x.shape)))
+            mask = op.Unsqueeze(mask, op.Constant(value_ints=axes))
+        return op.Where(mask, values, x)
+
+    return index_put
 
 
 def functions(torch: Any) -> dict[Any, Any]:

@@ -113,3 +113,25 @@ def test_functions_of_two(function: Any) -> None:
     if function is torch.logaddexp:
         endless = torch.tensor([float("inf"), -float("inf")])
         _check(OfTwo(function), (endless, endless.clone()))
+
+
+class Put(nn.Module):
+    """A mask chooses what a token replaces, as in masked image modelling."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(shape), requires_grad=False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = x.clone()
+        x[mask] = self.token
+        return x
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 5)], ids=str)
+def test_a_mask_chooses_what_is_written(shape: tuple[int, ...]) -> None:
+    _check(Put(*shape), (torch.randn(2, 7, 5), torch.rand(2, 7) > 0.5))
+
+
+def test_a_mask_of_all_axes() -> None:
+    _check(Put(), (torch.randn(2, 7, 5), torch.rand(2, 7, 5) > 0.5))
