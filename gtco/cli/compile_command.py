@@ -9,7 +9,7 @@ from typing import Any
 
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.console import Phases, milliseconds, say, show, size, text
-from gtco.cli.outputs import check_free, libraries
+from gtco.cli.outputs import check_apart, check_free, libraries
 from gtco.cli.quantize_command import show_quantization
 from gtco.cli.report_command import check_report, write_report
 from gtco.cli.tables import Table
@@ -128,6 +128,7 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
 
     outputs = libraries(models, options.output)
     check_report(options.report)
+    check_apart(options.report, *models)
     try:
         with early(), Phases() as progress:
             with uninterrupted():

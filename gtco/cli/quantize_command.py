@@ -11,7 +11,7 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import Phases, say, show, size
-from gtco.cli.outputs import here
+from gtco.cli.outputs import check_apart, here
 from gtco.cli.tables import Table
 from gtco.runtime.publish import staging
 from gtco.support.counting import counted
@@ -86,6 +86,7 @@ def main(options: argparse.Namespace) -> int:
         raise OptionError(
             "quantizing activations needs samples: give --data images.npz, or --weights-only"
         )
+    check_apart(options.report, options.model)
     with early(), Phases() as progress:
         with uninterrupted():
             import_tvm()

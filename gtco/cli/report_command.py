@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.cli import arguments
 from gtco.cli.console import say, size
-from gtco.cli.outputs import here
+from gtco.cli.outputs import check_apart, here
 from gtco.cli.run_command import add_threads
 from gtco.runtime.publish import write_whole
 from gtco.support.errors import OptionError
@@ -59,6 +59,7 @@ def main(options: argparse.Namespace) -> int:
         from gtco.report.page import check_installed
 
         check_installed()
+    check_apart(options.output, options.library, options.other)
     facts = facts_of(options.library, options)
     if options.other is not None:
         from gtco.report.difference import difference

@@ -6,6 +6,7 @@ import argparse
 import re
 import time
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gtco.cli import arguments
 from gtco.cli.console import say, show
 from gtco.cli.tables import Table
 from gtco.support.counting import counted
+from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import BuildError, InputError, OptionError
 from gtco.support.sizes import flags
 
@@ -105,7 +107,14 @@ def read_inputs(model: Any, files: Mapping[str, Path]) -> dict[str, np.ndarray]:
     unknown = [name for name in files if name not in names]
     if unknown:
         raise InputError(f"the model has no input {', '.join(unknown)}; it has: {', '.join(names)}")
-    return {name: read(file) for name, file in files.items()}
+    kinds = {spec.name: numpy_dtype(spec.dtype) for spec in model.inputs}
+    return {name: _as(read(file), kinds[name]) for name, file in files.items()}
+
+
+def _as(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """numpy writes a bfloat16, which it does not know, as two bytes without a type."""
+    unknown = array.dtype.kind == dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize
+    return array.view(dtype) if unknown else array
 
 
 def specs_for(model: Any, given: Mapping[str, np.ndarray]) -> Any:
@@ -142,9 +151,11 @@ def specs_for(model: Any, given: Mapping[str, np.ndarray]) -> Any:
 
 def read(file: Path) -> np.ndarray:
     try:
-        with file.open("rb") as source:
+        with file.open("rb") as opened:
+            source = opened if opened.seekable() else BytesIO(opened.read())  # a pipe
             known = source.read(len(NPY)).startswith((NPY, ZIP))
-        value = np.load(file, allow_pickle=False) if known else None
+            source.seek(0)
+            value = np.load(source, allow_pickle=False) if known else None
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}") from None
     except MemoryError:
@@ -165,12 +176,17 @@ def read(file: Path) -> np.ndarray:
 
 def save(outputs: Mapping[str, np.ndarray], folder: Path) -> None:
     """Writes one .npy file for each output; characters that a file name cannot have become
-    underscores.
+    underscores. Where two would have one name, the number of the output follows.
     """
+    taken: set[str] = set()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, value in outputs.items():
-            np.save(folder / (re.sub(r"[^\w.-]", "_", name) + ".npy"), value)
+        for number, (name, value) in enumerate(outputs.items()):
+            file = re.sub(r"[^\w.-]", "_", name)
+            if file in taken or (file != name and file in outputs):
+                file = f"{file}.{number}"
+            taken.add(file)
+            np.save(folder / f"{file}.npy", value)
     except OSError as error:
         raise BuildError(f"cannot save outputs in {folder}: {error.strerror or error}") from None
 

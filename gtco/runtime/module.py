@@ -250,7 +250,7 @@ class Model:
         results = self._execute(variant, variant.read(values), given)
         if given is not None:
             return results
-        kind = next((v for v in values if not isinstance(v, np.ndarray)), np.empty(0))
+        kind = next((v for v in values if not isinstance(v, np.ndarray | np.generic)), np.empty(0))
         return [like(kind, result) for result in results]
 
     @overload

@@ -47,6 +47,8 @@ class Range:
             value = getattr(self, name)
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
                 raise OptionError(f"range {self}: {name} is a whole number of 1 or more")
+            object.__setattr__(self, name, int(value))  # of numpy's too
+        object.__setattr__(self, "weighted", tuple(map(int, self.weighted)))
         if self.high > MOST_SIZE:
             raise OptionError(f"range {self}: a size is {MOST_SIZE} at most")
         if self.low > self.high:

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gtco import cli
+from gtco.cli.run_command import save
 from gtco.search.calibration.peak import Peak
 from gtco.support.errors import InputError
 from tests.cli.stand_ins import compiler, model, peak
@@ -35,6 +39,41 @@ def test_run_uses_files_random_inputs_and_saves(model, tmp_path, capsys):
     assert len(model.seen) == 1 + 1 + 5  # the run, one thrown away, five timed
     out = capsys.readouterr().out
     assert "2x3" in out and "5 calls: median" in out and "90th percentile" in out
+
+
+def test_an_input_from_a_pipe(model, tmp_path):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with io.BytesIO() as whole:
+        np.save(whole, x)
+        content = whole.getvalue()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    assert cli.main(["run", "m.so", "--input", f"x={pipe}"]) == 0
+    writer.join()
+    np.testing.assert_array_equal(model.seen[0]["x"], x)
+
+
+def test_outputs_that_would_have_one_name(tmp_path):
+    given = {"y/0": np.zeros(1), "y_0": np.ones(1), "y:0": np.full(1, 2.0)}
+    save(given, tmp_path)
+    found = {p.name: np.load(p)[0] for p in tmp_path.iterdir()}
+    assert found == {"y_0.0.npy": 0.0, "y_0.npy": 1.0, "y_0.2.npy": 2.0}
+
+
+def test_a_report_replaces_nothing_that_is_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("m.onnx", "m.so"):
+        Path(name).write_bytes(b"mine")
+    for command in (
+        "compile m.onnx -o v.so --report m.onnx",
+        "report m.so -o m.so",
+        "quantize m.onnx --data d.npz -o q.onnx --report m.onnx",
+    ):
+        assert cli.main(command.split()) == 1
+        assert "is the input itself: give another name" in capsys.readouterr().err
+    assert Path("m.onnx").read_bytes() == Path("m.so").read_bytes() == b"mine"
 
 
 def test_random_inputs_follow_the_seed(model):

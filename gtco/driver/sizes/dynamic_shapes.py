@@ -104,7 +104,8 @@ def _of_dim(place: str, dim: Any) -> Range:
         )
     if hasattr(dim, "root"):  # increasing, and linear; its name is not a name of a dimension
         steps = dim.root.max - dim.root.min
-        return Range(low, high, (high - low) // steps if steps else 1)
+        step = (high - low) // steps if steps else 1
+        return Range(low or step, high, step)  # torch's least size is 0, which no tensor has here
     return Range(max(low, 1), high, symbol=name)
 
 

@@ -62,7 +62,9 @@ def proof_sizes(
 ) -> list[int]:
     """The sizes at which the proof is asked beside those of the parts ``tried``, ascending. A model
     that takes the first 20 samples is the same as one that takes all, until there are more. And
-    two sizes above 1 are needed, because a size of 1 says nothing of where samples are.
+    two sizes above 1 are needed, because a size of 1 says nothing of where samples are. Parts are
+    powers of 4 times the base, of which a roll by 16 and a remainder by 3 show nothing, so some
+    size is none.
 
     An ONNX file takes as long to import at any size. A module is exported with example inputs,
     which take memory: ``examples`` has their bytes at two of the parts.
@@ -73,6 +75,9 @@ def proof_sizes(
         most = min(most, max(LEAST_PROVEN, MOST_EXAMPLES * (two - one) // max(1, more - some)))
     last = sizes.high if sizes.high <= most else most // base * base
     found = [last] if last > tried[-1] else []
+    largest = max(last, tried[-1])
+    if (largest // base).bit_count() == 1 and largest - base not in (0, *tried):
+        found = [largest - base]
     while sum(size > 1 for size in (*tried, *found)) < 2:
         found.append(2 * max(*tried, *found, 1))
     return found
@@ -137,6 +142,8 @@ def proven(
     one, two = several[0], several[-1]
     try:
         found = samples_along(folded[one], folded[two], (one, two), name, kinds)
+        for size in several[1:-1]:  # a number may be the same at both ends by chance
+            samples_along(folded[one], folded[size], (one, size), name, kinds)
     except ShapeError as error:
         raise Inseparable(str(error)) from None
     for size, graph in folded.items():

@@ -33,6 +33,19 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
 SIDES = {"vit": 32, "swin": 56, "segformer": 64}  # of the square images
 
 
+def test_a_number_that_is_the_same_at_all_parts() -> None:
+    """The remainder by 3 is 1 at 1, 4 and 16. So the batch is not run in parts."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]> g (float[b, 4] x) => (float[b, 4] y) {
+            s = Shape<start=0, end=1>(x) r = Mod(s, three) f = Cast<to=1>(r) y = Add(x, f) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([3]), "three"))
+    with compile_model(model, dims={"b": "1..16"}, threads=1, tune="off") as compiled:
+        for batch in (1, 2, 3, 5, 16):
+            x = np.zeros((batch, 4), np.float32)
+            np.testing.assert_array_equal(compiled(x), x + batch % 3)
+
+
 @pytest.mark.scheduled
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize("name", MODELS)
