@@ -11,6 +11,7 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import say
+from gtco.cli.outputs import check_apart
 from gtco.support.errors import GtcoError, ModelError, OptionError, installing
 from gtco.support.options import GPU_PRECISIONS, PRECISIONS
 
@@ -91,6 +92,7 @@ def main(options: argparse.Namespace) -> int:
             f"--target is '{options.target}', and a benchmark runs here: native or cuda"
         )
     _check_files(options)
+    check_apart(options.json, options.library, *map(Path, options.models))
     run, peers, threads, about = (_on_gpu if on_gpu else _on_cpu)(options)
     results: list[suite.Result] = []
     failed: list[str] = []

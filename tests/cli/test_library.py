@@ -70,6 +70,7 @@ def test_a_report_replaces_nothing_that_is_read(tmp_path, monkeypatch, capsys):
         "compile m.onnx -o v.so --report m.onnx",
         "report m.so -o m.so",
         "quantize m.onnx --data d.npz -o q.onnx --report m.onnx",
+        "bench m.onnx --json m.onnx",
     ):
         assert cli.main(command.split()) == 1
         assert "is the input itself: give another name" in capsys.readouterr().err

@@ -47,7 +47,10 @@ def drawn(stage: Stage) -> list[np.ndarray]:
     for i in stage.inputs:
         shape = tuple(int(d) for d in i.type.shape)
         if i.name == "i":
-            arrays.append(rng.integers(-1, rows + 1, shape).astype(i.type.dtype))
+            places = rng.integers(-1, rows + 1, shape).astype(i.type.dtype)
+            if places.itemsize == 8 and places.size > 1:
+                places[-1] = 1 << 32  # is row 0 in 32 bits
+            arrays.append(places)
         else:
             arrays.append(rng.integers(-3, 4, shape).astype(i.type.dtype))
     return arrays

@@ -80,7 +80,8 @@ class Proofs:
         graphs = {size: self._lowered(runs[size], size, others).graph for size in (some, last)}
         kinds = self.lowered[runs[some]].facts.operators
         found = parts.proven(self.symbol, graphs, kinds)
-        between = [] if narrow(found.graph) else [n for n in several[1:-1] if n in parted]
+        own = {*parted} - {*self.sizes.weighted}
+        between = [] if narrow(found.graph) else [n for n in several[1:-1] if n in own]
         for size in runs:
             if size not in between and size not in graphs:
                 graphs[size] = self._lowered(runs[size], size, others).graph

@@ -8,6 +8,7 @@ in ``movement.py``; image operators, normalisations and attention in ``layers.py
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -234,14 +235,19 @@ def _reduction(kind: str) -> Rule:
 
 
 def _mean(lowering: Lowering, call: relax.Call) -> str:
-    """Of integers it is their sum, divided towards zero."""
+    """Of integers it is their sum in 64 bits, divided towards zero."""
     x, result = lowering.value(call.args[0]), _type(call)
     axes = _axes(lowering, call, x)
     if "int" not in result.dtype or not axes:
         return _reduction("mean")(lowering, call)
     count = prod(lowering.type(x).shape[axis] for axis in axes)
-    total = lowering.emit("sum", (x,), result, axes=axes, keepdims=bool(call.attrs.keepdims))
-    return lowering.emit("divide", (total, lowering.constant(count, result.dtype)), result)
+    source, wide = lowering.type(x), replace(result, dtype="int64")
+    if source.dtype != wide.dtype:
+        x = lowering.emit("cast", (x,), replace(source, dtype=wide.dtype))
+    total = lowering.emit("sum", (x,), wide, axes=axes, keepdims=bool(call.attrs.keepdims))
+    quotient = lowering.emit("divide", (total, lowering.constant(count, wide.dtype)), wide)
+    same = result.dtype == wide.dtype
+    return quotient if same else lowering.emit("cast", (quotient,), result)
 
 
 def _place(kind: str) -> Rule:

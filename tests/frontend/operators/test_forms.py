@@ -109,7 +109,8 @@ def test_forms(name: str) -> None:
     (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     (got,) = lower(load_onnx(model, simplify=False)).evaluate(feeds).values()
     assert got.shape == want.shape and got.dtype == want.dtype
-    off = 1 if dtype == np.uint8 else 1e-6  # an integer between two is rounded in several ways
+    # ONNX Runtime rounds bytes behind each axis; a cubic sum makes more of that
+    off = 1e-6 if dtype != np.uint8 else 6 if "cubic" in name else 2
     np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=0, atol=off)
 
 
@@ -133,3 +134,13 @@ def test_a_maximum_of_single_pixels_is_refused() -> None:
     )
     with pytest.raises(UnsupportedError, match="mode max is not supported"):
         lower(load_onnx(model, simplify=False))
+
+
+def test_a_mean_of_large_integers() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]> g (int32[2,3] x) => (int32[2,1] y) {
+            y = ReduceMean<axes=[1]>(x) }"""
+    )
+    x = np.array([[2 * 10**9, 2 * 10**9, 1], [-2 * 10**9, -2 * 10**9 - 1, -7]], np.int32)
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
+    np.testing.assert_array_equal(got, [[1333333333], [-1333333336]])

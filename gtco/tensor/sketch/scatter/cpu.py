@@ -143,8 +143,10 @@ class Scatter:
     def write(self, em: Emitter, args: KernelArguments, first: Expr, stop: Expr) -> None:
         _, index, updates, output = self.flat(args)
         with em.loop(self.updates, "u") as u:
-            row = em.let(tirx.Cast(em.index_dtype, em.load(index, [u])), "row")
-            with em.when(tirx.all(row >= first, row < stop)):
+            wide = em.let(tirx.Cast("int64", em.load(index, [u])), "wide")
+            begin, end = (tirx.Cast("int64", place) for place in (first, stop))
+            with em.when(tirx.all(wide >= begin, wide < end)):
+                row = em.let(tirx.Cast(em.index_dtype, wide), "row")
                 em.bind(row, self.rows)
 
                 def store(begin: Expr, lanes: int) -> None:
