@@ -120,7 +120,7 @@ def test_the_table_of_rates_is_that_of_the_policy():
 
 def test_a_model_that_cannot_be_read_is_said_before_anything_is_measured(tmp_path: Path):
     (tmp_path / "a.npz").write_bytes(b"PK damaged")
-    with pytest.raises(OptionError, match="no language model that this gtco reads"):
+    with pytest.raises(OptionError, match="not a language model that this gtco reads"):
         Writer(AnalyticPolicy(V4), file=tmp_path / "a.npz")
     with pytest.raises(OptionError, match="there is no language model"):
         Writer(AnalyticPolicy(V4), file=tmp_path / "none.npz")

@@ -291,7 +291,7 @@ def test_what_is_wrong_with_a_budget_is_said(
     for minutes in ("0", "-1", "nan", "inf", "x"):
         with pytest.raises(SystemExit):
             main(["tune", "m.onnx", "--minutes", minutes])
-        assert "no number of minutes above 0" in capsys.readouterr().err
+        assert "not a number of minutes above 0" in capsys.readouterr().err
     for trials in ("0", "-1", "1.5", "many"):
         with pytest.raises(SystemExit):
             main(["tune", "m.onnx", "--trials", trials])

@@ -281,4 +281,4 @@ def test_the_steps_follow_each_other(
     report = tmp_path / "report.json"
     assert run(["evaluate", *folder, *files, "--model", str(made), "--json", str(report)]) == 0
     said = capsys.readouterr().out
-    assert "language model" in said and "no config" in said and report.exists()
+    assert "language model" in said and "are not configs" in said and report.exists()

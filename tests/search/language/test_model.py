@@ -175,7 +175,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path):
         try:
             found = load(other)
         except OptionError as error:
-            assert "no language model that this gtco reads" in str(error)
+            assert "not a language model that this gtco reads" in str(error)
             said += 1
         else:
             assert all(np.array_equal(found.weights[n], sound.weights[n]) for n in sound.weights)
@@ -209,7 +209,7 @@ def test_a_file_of_something_else_is_an_error(tmp_path: Path, changes, said):
     file = tmp_path / "a.npz"
     save(untrained(), file)
     rewritten(file, **changes)
-    with pytest.raises(OptionError, match="no language model that this gtco reads") as error:
+    with pytest.raises(OptionError, match="not a language model that this gtco reads") as error:
         load(file)
     assert said in str(error.value) and "python -m bench language_model" in str(error.value)
 
