@@ -11,9 +11,8 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import say
-from gtco.cli.outputs import check_apart
 from gtco.support.errors import GtcoError, ModelError, OptionError, installing
-from gtco.support.options import GPU_PRECISIONS, PRECISIONS
+from gtco.support.options import GPU_PRECISIONS, PRECISIONS, check_apart
 
 # the function that benchmarks one model in a folder, the peers, the threads, the report's words
 Runner = tuple[Callable[[str, Sequence[str], Path], Any], Sequence[str], int, dict[str, str]]

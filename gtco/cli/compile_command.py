@@ -9,13 +9,15 @@ from typing import Any
 
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.console import Phases, milliseconds, say, show, size, text
-from gtco.cli.outputs import check_apart, check_free, libraries
+from gtco.cli.outputs import check_free, libraries
 from gtco.cli.quantize_command import show_quantization
 from gtco.cli.report_command import check_report, write_report
 from gtco.cli.tables import Table
 from gtco.report.text import error_text
 from gtco.runtime.publish import weights_beside
 from gtco.support.errors import VerificationError
+from gtco.support.options import check_apart
+from gtco.support.sizes import EXPORT_OPEN
 
 MOST_LOSSES = 10  # stages that are shown
 MOST_TABLES = 3  # variants whose stages are shown; of more there is a line each
@@ -89,9 +91,6 @@ def main(options: argparse.Namespace) -> int:
     return compile_models(options, [options.model])
 
 
-EXPORT_OPEN = "to leave one open, export the model again (dynamic_shapes of torch.onnx.export)"
-
-
 def list_dimensions(model: Path) -> int:
     """Prints the dimensions of the model's inputs that have no size, as --shape and --dim name
     them.
@@ -103,7 +102,7 @@ def list_dimensions(model: Path) -> int:
 
     found = open_dimensions(model)
     if not found:
-        say(f"{model}: every input has a size on every axis; {EXPORT_OPEN}")
+        say(f"{model}: every input has a size on every axis; to leave one open, {EXPORT_OPEN}")
         return 0
     table = Table(str(model))
     table.column("dimension", least=12)

@@ -10,13 +10,6 @@ from gtco.runtime.library import read_metadata
 from gtco.support.errors import GtcoError, OptionError
 
 
-def check_apart(output: Path | None, *read: Path | None) -> None:
-    """Raises :class:`OptionError` if what is written would replace a file that is read."""
-    for source in read:
-        if output and source and output.exists() and source.exists() and output.samefile(source):
-            raise OptionError(f"the output '{output}' is the input itself: give another name")
-
-
 def here(file: Path, suffix: str) -> Path:
     """The default name of a file made from ``file``: the same name with ``suffix``, in the current
     folder.

@@ -11,12 +11,12 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import Phases, say, show, size
-from gtco.cli.outputs import check_apart, here
+from gtco.cli.outputs import here
 from gtco.cli.tables import Table
 from gtco.runtime.publish import staging
 from gtco.support.counting import counted
 from gtco.support.errors import OptionError
-from gtco.support.options import check_place
+from gtco.support.options import check_apart, check_place
 
 SHOWN = 12  # layers of the table, those that lose most
 
@@ -138,8 +138,7 @@ def check_output(model: Path, output: Path) -> None:
     """
     if output.suffix != ".onnx":
         raise OptionError(f"--output {output}: the quantized model's name must end in .onnx")
-    if output.exists() and model.exists() and output.samefile(model):
-        raise OptionError(f"the output '{output}' is the model itself: give another name")
+    check_apart(output, model)
     check_place(output)
     with staging(output):  # raises where no file can be made
         pass

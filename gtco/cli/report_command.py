@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.cli import arguments
 from gtco.cli.console import say, size
-from gtco.cli.outputs import check_apart, here
+from gtco.cli.outputs import here
 from gtco.cli.run_command import add_threads
 from gtco.runtime.publish import write_whole
 from gtco.support.errors import OptionError
+from gtco.support.options import check_apart
 
 if TYPE_CHECKING:
     from gtco.report.facts import Facts

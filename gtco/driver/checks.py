@@ -16,9 +16,7 @@ from gtco.support.errors import (
     UnknownDimension,
     UnsupportedError,
 )
-from gtco.support.options import (
-    check_place,
-)
+from gtco.support.options import check_apart, check_place
 from gtco.support.sizes import sizes_text
 
 if TYPE_CHECKING:
@@ -88,8 +86,8 @@ def check_bundle(path: Path, model: Any) -> None:
             f"the output '{path}' must end in .bundle, as what gtco measure takes is called"
         )
     check_place(path)
-    if isinstance(model, Path) and path.exists() and path.samefile(model):
-        raise OptionError(f"the output '{path}' is the model itself: give another name")
+    if isinstance(model, Path):
+        check_apart(path, model)
 
 
 def check_sizes(graph: Graph) -> None:

@@ -22,6 +22,7 @@ import onnx.shape_inference
 
 from gtco.support.errors import ShapeError, UnknownDimension
 from gtco.support.onnx_messages import MAX_ELEMENTS
+from gtco.support.sizes import EXPORT_OPEN
 
 Shapes = Mapping[str, int | Sequence[int]]
 """Sizes by dimension (``batch``, ``x.0``), and whole shapes by input."""
@@ -263,7 +264,7 @@ def _require_known(
             f"{', '.join(map(repr, unknown))}. Symbolic dimensions: "
             f"{', '.join(map(repr, names)) or 'none'}. Inputs: "
             f"{', '.join(repr(value.name) for value in inputs) or 'none'}. To leave a size open, "
-            "export the model again (dynamic_shapes of torch.onnx.export)"
+            f"{EXPORT_OPEN}"
         )
 
 

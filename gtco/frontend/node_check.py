@@ -71,8 +71,8 @@ class Node:
             return {}
         if any(name and name not in self.types for name in self.proto.input):
             return {}
-        named = {attribute.name for attribute in self.proto.attribute}
-        if self.proto.op_type in _POOLS and "ceil_mode" in named:
+        pools = self.proto.op_type in _POOLS
+        if pools and any(a.name == "ceil_mode" for a in self.proto.attribute):
             # until then ONNX's rule counts a window that begins in the padding; engines do not
             opset = max(opset, 22)
         schema = onnx.defs.get_schema(self.proto.op_type, opset, domain)

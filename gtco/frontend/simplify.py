@@ -27,10 +27,7 @@ import onnx
 # and infinities: softmax(-inf) is NaN. A vector divided by its norm would become LpNormalization,
 # which makes zeros of a vector of zeros, where the division makes NaN. A factor of more axes than a
 # convolution's weights would give these more axes; gtco folds factors by itself.
-SKIPPED = [
-    *("fuse_attention", "eliminate_nop_softmax", "fuse_lp_normalization"),
-    "fuse_mul_into_conv",
-]
+SKIPPED = "fuse_attention eliminate_nop_softmax fuse_lp_normalization fuse_mul_into_conv".split()
 # onnxsim imports these if they are installed. This takes seconds, and only its quantization and its
 # formulas of symbolic sizes need them.
 _IMPORTS = """

@@ -211,7 +211,7 @@ class _Walk:
         if isinstance(place, str):
             raise Mixed(f"reads a constant whose {place}")
         if place is None:
-            if a is not b and not _equal(a, b):
+            if not equal_arrays(a, b):
                 raise Mixed("reads a constant whose values depend on the size")
             self.places[source] = None
             return None
@@ -222,7 +222,7 @@ class _Walk:
         for outer, inner in tries:
             one = one_sample(a, place.axis, outer, n, inner)
             two = one_sample(b, place.axis, outer, m, inner)
-            if one is not None and two is not None and _equal(one, two):
+            if one is not None and two is not None and equal_arrays(one, two):
                 found = Along(place.axis, outer, inner)
                 self.repeated.setdefault(source, found)  # any other way to read it is as good
                 return found
@@ -231,7 +231,7 @@ class _Walk:
             step = _step(a, found, n)
             if step and step == _step(b, found, m):
                 first, other = (_first(x, found, size) for x, size in ((a, n), (b, m)))
-                if _equal(first, other):
+                if equal_arrays(first, other):
                     return self.repeated.setdefault(source, replace(found, step=step))
         raise Mixed("reads a constant that has other values for each sample")
 
@@ -253,8 +253,10 @@ class _Walk:
         return place_of(call)
 
 
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+def equal_arrays(a: np.ndarray, b: np.ndarray) -> bool:
+    """True if both have the same type, shape and bytes."""
+    same = a.dtype == b.dtype and a.shape == b.shape
+    return a is b or (same and a.tobytes() == b.tobytes())
 
 
 def one_sample(

@@ -59,6 +59,13 @@ def path_of(name: str, value: Any) -> Path:
         raise OptionError(f"{name}={value!r}: give a path") from None
 
 
+def check_apart(output: Path | None, *read: Path | None) -> None:
+    """Raises :class:`OptionError` if what is written would replace a file that is read."""
+    for source in read:
+        if output and source and output.exists() and source.exists() and output.samefile(source):
+            raise OptionError(f"the output '{output}' is the model itself: give another name")
+
+
 def check_place(path: Path) -> None:
     """Raises :class:`OptionError` if the file's folder does not exist or may not be entered, or the
     file would replace a folder. Called before the work is done.

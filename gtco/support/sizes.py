@@ -16,6 +16,8 @@ from typing import Any, Literal
 from gtco.support.errors import OptionError
 
 MOST_VARIANTS = 4096  # in one library
+# what to do about a model whose sizes are all fixed, as part of a sentence
+EXPORT_OPEN = "export the model again (dynamic_shapes of torch.onnx.export)"
 MOST_SIZE = 1 << 20  # of a dimension with a range
 MOST_WEIGHTED = 4  # sizes of a range that get a plan of their own
 _PLACE = re.compile(r".+\.\d+")  # an input and an axis

@@ -73,7 +73,7 @@ def test_a_report_replaces_nothing_that_is_read(tmp_path, monkeypatch, capsys):
         "bench m.onnx --json m.onnx",
     ):
         assert cli.main(command.split()) == 1
-        assert "is the input itself: give another name" in capsys.readouterr().err
+        assert "is the model itself: give another name" in capsys.readouterr().err
     assert Path("m.onnx").read_bytes() == Path("m.so").read_bytes() == b"mine"
 
 

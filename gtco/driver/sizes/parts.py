@@ -10,11 +10,9 @@ from math import exp, gcd, inf, log
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import numpy
-
 from gtco.graph.rewrites import canonicalize
 from gtco.graph.rewrites.fold_constants import fold_constants
-from gtco.graph.samples import Samples, samples_along
+from gtco.graph.samples import Samples, equal_arrays, samples_along
 from gtco.support.errors import ShapeError
 from gtco.support.sizes import Range
 from gtco.tensor.operators import INJECTIVE, pattern
@@ -67,8 +65,8 @@ def proof_sizes(
     """The sizes at which the proof is asked beside those of the parts ``tried``, ascending. A model
     that takes the first 20 samples is the same as one that takes all, until there are more. And
     two sizes above 1 are needed, because a size of 1 says nothing of where samples are. Parts are
-    powers of 4 times the base, of which a roll by 16 and a remainder by 3 show nothing, so one
-    more size is none.
+    powers of 4 times the base. A roll by 16 and a remainder by 3 are the same at all of these, so
+    the proof is asked at one more size, which is no such power.
 
     An ONNX file takes as long to import at any size. A module is exported with example inputs,
     which take memory: ``examples`` has their bytes at two of the parts.
@@ -173,15 +171,11 @@ def _same(a: Graph, b: Graph) -> bool:
         and (x.kind == "relax" or x.attrs == y.attrs)
         and all(
             a.is_constant(m) == b.is_constant(n)
-            and (not a.is_constant(m) or _equal(a.constants[m], b.constants[n]))
+            and (not a.is_constant(m) or equal_arrays(a.constants[m], b.constants[n]))
             for m, n in zip(x.inputs, y.inputs, strict=True)
         )
         for x, y in zip(a.operators.values(), b.operators.values(), strict=True)
     )
-
-
-def _equal(a: numpy.ndarray, b: numpy.ndarray) -> bool:
-    return a is b or (a.shape == b.shape and a.tobytes() == b.tobytes())
 
 
 def _work(graph: Graph) -> list[tuple[str, object]]:

@@ -64,7 +64,8 @@ def _padding(
     whole: Sequence[int], more: Sequence[int], sizes: Sequence[int], lower: bool
 ) -> tuple[list[int], list[int]]:
     """The pads and the output padding with which the result has these ``sizes``, by ONNX's
-    equations. ``lower``: an odd pad is larger at the beginning. What is missing comes at the end.
+    equations. ``lower``: of an odd number of pads, the beginning gets one more. Zeros that are
+    missing are added at the end.
     """
     total = [max(0, n + p - size) for n, p, size in zip(whole, more, sizes, strict=True)]
     first = [t - t // 2 if lower else t // 2 for t in total]

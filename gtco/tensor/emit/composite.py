@@ -75,13 +75,18 @@ def leaky_relu(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
     return tirx.Select(x >= constant(x, 0), x, x * constant(x, op["alpha"]))
 
 
+def _log_of_twice(em: Emitter, x: Expr, dtype: str) -> Expr:
+    """log(2 x), also where 2 x is beyond the largest float."""
+    return (vector_math.log(em, x) if dtype == "float32" else libm("log", x)) + constant(x, LN2)
+
+
 def asinh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
     """log(a + sqrt(a^2 + 1)), without its cancellation near 0."""
     zero, one = constant(x, 0), constant(x, 1)
     a = em.let(absolute(em, x, dtype))
     b = em.let(T.min(constant(x, 1e9), a))  # a NaN stays one
     near = log1p(em, b + b * b / (one + tirx.sqrt(b * b + one)), dtype)
-    far = (vector_math.log(em, a) if dtype == "float32" else libm("log", a)) + constant(x, LN2)
+    far = _log_of_twice(em, a, dtype)
     grown = em.let(tirx.Select(a > b, far, near))
     return tirx.Select(x < zero, zero - grown, grown)
 
@@ -92,7 +97,7 @@ def acosh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
     b = em.let(T.min(constant(x, 1e9), x))  # a NaN stays one
     y = em.let(b - one)
     near = log1p(em, y + tirx.sqrt(y) * tirx.sqrt(b + one), dtype)
-    far = (vector_math.log(em, x) if dtype == "float32" else libm("log", x)) + constant(x, LN2)
+    far = _log_of_twice(em, x, dtype)
     return em.let(tirx.Select(x > b, far, near))
 
 
