@@ -24,6 +24,8 @@ QUANTILE = 0.75  # of a row: above the zeros of ReLU and padding, below a few hu
 # The least scale, for rows that are nearly zero, as a share of the output's median magnitude.
 FLOOR = 1e-2
 NOISE = 16  # an error within so many times the reference's own change counts as unstable
+MANY = 4  # of more than NOISE integers, so many times those that rounding moves may differ
+QUANTIZED = 2  # bytes of integers that are steps of a scale, not indices
 ROUNDINGS = 16  # half-precision outputs may differ by so many of their roundings
 
 
@@ -188,7 +190,9 @@ def _equal(
     noise: Array | None,
     exact: Array | None,
 ) -> Difference:
-    """Compares integers and booleans. As many may differ as ``noise`` makes likely."""
+    """Compares integers and booleans. As many may differ as ``noise`` makes likely. Steps of a scale
+    may differ by as much too, while an index may be any other where two candidates are equal.
+    """
     differ = actual != expected
     judged, peer = False, 0.0
     if exact is not None:
@@ -199,7 +203,12 @@ def _equal(
     distance = np.abs(actual.astype(np.float64) - expected.astype(np.float64)) * differ
     absolute = float(distance.max(initial=0))
     relative = float((distance / np.maximum(1, np.abs(expected.astype(np.float64)))).max(initial=0))
-    excused = noise is not None and count <= NOISE * int((noise != 0).sum())
+    excused = False
+    if noise is not None:
+        moved = int((noise != 0).sum())
+        excused = count <= min(NOISE * moved, max(NOISE, MANY * moved))
+        if expected.dtype != bool and expected.dtype.itemsize <= QUANTIZED:
+            excused = excused and absolute <= NOISE * float(noise.max(initial=0))
     failure = None
     if count and not excused:
         failure = f"{count} of {differ.size} elements differ, by up to {absolute:g}"

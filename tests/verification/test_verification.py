@@ -190,6 +190,23 @@ def test_what_the_reference_cannot_hold_either_is_unstable_and_no_failure():
     assert off(overflowed, expected, noise=one).failure is None
 
 
+def test_integers_are_excused_as_far_as_rounding_moves_them():
+    """A sixteenth of the elements moves by a step. Others may too, but not all, and bytes not by
+    many steps.
+    """
+    expected = np.arange(256, dtype=np.uint8)
+    noise = (np.arange(256) % 16 == 0).astype(np.float64)
+    some = np.arange(256) % 8 == 1
+    for dtype in (np.uint8, np.int64):
+        value = expected.astype(dtype)
+        few = off(np.where(some, value + 1, value).astype(dtype), value, noise=noise)
+        assert few.failure is None and few.unstable
+        assert off(value[::-1].copy(), value, noise=noise).failure
+    far = np.where(some, 255 - expected, expected)
+    assert off(far.astype(np.uint8), expected, noise=noise).failure
+    assert off(far.astype(np.int64), expected.astype(np.int64), noise=noise).failure is None
+
+
 def test_zeros_around_a_spike_are_nudged_as_zeros_alone_are():
     """MaskFormer's GroupNorm of a nearly constant image: the zeros decide how far off the reference
     itself is, and the mean of a spike among them is almost 0.
