@@ -92,13 +92,12 @@ class Fused:
     def policy(self) -> RecordedPolicy:
         return self.whole.policy
 
-    def predicted(self) -> float:
-        """Seconds of the stages."""
+    def predicted(self, measured: bool = True) -> float:
+        """Seconds of the stages, by what was measured of some of them or by the model alone."""
         policy, partition = self.policy, self.partition
-        return sum(
-            policy.predict(s) if policy.measured else c
-            for s, c in zip(partition.stages, partition.costs, strict=True)
-        )
+        if not policy.measured:
+            return sum(partition.costs)
+        return sum(map((policy if measured else policy.policy).predict, partition.stages))
 
 
 @dataclass(frozen=True)

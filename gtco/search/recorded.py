@@ -35,6 +35,7 @@ from gtco.tensor.space import Config, Pick, Rejection, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 DOUBT = 1.05  # a stage that was not measured costs so many times its price
+LEAST_SECONDS = 1e-12  # less than a cycle: no prediction
 NOT_CHOSEN = 1e3  # times the price of a stage that the partition looked for does not have
 MODEL_PICKS = "kernels are picked by the model of the GPU"
 
@@ -64,7 +65,7 @@ def calibrated(stages: Iterable[Iterable[Record]]) -> Calibration:
     ratios: dict[str, list[float]] = {}
     for records in stages:
         seconds = measured_seconds(records)
-        priced = [r for r in records if r.predicted]
+        priced = [r for r in records if r.predicted and r.predicted > LEAST_SECONDS]
         if seconds is None or not priced:
             continue
         first = min(priced, key=lambda r: r.predicted or inf)

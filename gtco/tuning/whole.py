@@ -9,6 +9,7 @@ untuned partition if that is as fast.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,22 +117,25 @@ def refuted(
     circumstances: str,
 ) -> list[Record]:
     """Records that keep a later tuning from choosing the rejected partition again. They raise the
-    times of its stages, as read alone, by the factor that they took longer in the model than the
-    stages that are back. They change prices only. The rows ``chosen`` say which picks and which
-    partition a compile by records gets (:func:`gtco.driver.measuring.conclude`).
+    times of the stages that it alone has, as read alone, by the factor that what it differs in took
+    longer in the model than what is back. They change prices only. The rows ``chosen`` say which
+    picks and which partition a compile by records gets (:func:`gtco.driver.measuring.conclude`).
     """
     was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
     canonical = {s.key: s.canonical for s in tuned.stages}
-    gone, stayed = became.keys() - was.keys(), was.keys() - became.keys()
-    inside = [_sum(tuned, gone, became), _sum(first, stayed, was)]
+    of_first, of_tuned = (Counter(s.key for s in m.stages) for m in (first, tuned))
+    back, went = of_first - of_tuned, of_tuned - of_first  # how often more than the other
+    if not went or not back:
+        return []
+    inside = [_sum(went, became), _sum(back, was)]
     alone = [
-        sum(measured_seconds(known.get(s.key, ())) or 0.0 for s in m.stages if s.key in keys)
-        for m, keys in ((tuned, gone), (first, stayed))
+        sum(n * (measured_seconds(known.get(key, ())) or 0.0) for key, n in counts.items())
+        for counts in (went, back)
     ]
     more = inside[0] / inside[1] * (alone[1] / alone[0] if all(alone) else 1.0)
     times = max(more, 1.0)
     found = []
-    for key in sorted(gone):
+    for key in sorted(became.keys() - was.keys()):
         seconds = measured_seconds(known.get(key, ())) or float(np.median(became[key]))
         measured = times * seconds, times, 0.0
         pick = tuned.choices[key]
@@ -139,8 +143,8 @@ def refuted(
     return found
 
 
-def _sum(model: Generated, keys: set[str], seconds: Mapping[str, np.ndarray]) -> float:
-    return sum(float(np.median(seconds[s.key])) for s in model.stages if s.key in keys)
+def _sum(counts: Mapping[str, int], seconds: Mapping[str, np.ndarray]) -> float:
+    return sum(n * float(np.median(seconds[key])) for key, n in counts.items())
 
 
 # running ------------------------------------------------------------------------------------------

@@ -190,8 +190,8 @@ def _equal(
     noise: Array | None,
     exact: Array | None,
 ) -> Difference:
-    """Compares integers and booleans. As many may differ as ``noise`` makes likely. Steps of a scale
-    may differ by as much too, while an index may be any other where two candidates are equal.
+    """Compares integers and booleans. As many may differ as ``noise`` makes likely. Steps of a
+    scale may differ by as much too, while an index may be any other where two candidates are equal.
     """
     differ = actual != expected
     judged, peer = False, 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,9 @@ import pytest
 from onnx import helper
 
 import gtco
+from gtco.driver.linking.metadata import versions
+from gtco.machine.target import target
+from gtco.search.records.records import circumstances, cpu_known
 from gtco.support.options import CompileKeywords, Tune
 from tests.few_nodes import by_onnxruntime, model, typed
 from tests.kernels import fresh_seed
@@ -66,3 +71,12 @@ def test_what_was_measured_with_them_is_not_followed_without(tmp_path: Path) -> 
         assert not [note for note in found.report.notes if "not followed" in note]
         kinds.append(sketches(found.report) & FAST)
     assert kinds[0] and kinds[2] and not kinds[1]
+
+
+def test_what_was_measured_elsewhere_without_them_is_followed_without() -> None:
+    """A bundle of candidates says so, and a compile looks for records that say so."""
+    for allowed in (True, False):
+        machine = replace(target("znver4"), fast_algorithms=allowed)
+        measured = {**json.loads(cpu_known(versions(machine))), "cpu": "another"}
+        wanted = {**json.loads(circumstances(machine)), "cpu": "another"}
+        assert measured == wanted

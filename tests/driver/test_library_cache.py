@@ -281,6 +281,15 @@ def test_an_entry_of_something_else_is_a_miss(tmp_path, text):
     assert got(cache, "a", tmp_path / "1") is None
 
 
+def test_a_changed_report_is_a_miss(tmp_path):
+    cache = LibraryCache(tmp_path / "cache", GIGABYTE)
+    put(cache, "a", made(tmp_path))
+    entry = tmp_path / "cache" / "a" / ENTRY
+    known = json.loads(entry.read_text())
+    entry.write_text(json.dumps({**known, "report": {"stages": None}}))
+    assert got(cache, "a", tmp_path / "1") is None and not [*(tmp_path / "1").iterdir()]
+
+
 def test_the_library_that_was_not_used_for_longest_goes_first(tmp_path):
     cache = LibraryCache(tmp_path / "cache", 4500)
     for number, key in enumerate("abc"):

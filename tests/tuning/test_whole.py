@@ -117,6 +117,17 @@ def test_a_partition_that_went_is_no_bargain_by_the_records() -> None:
     assert row.parsed == Config("b") and row.seconds == pytest.approx(3.5)
 
 
+def test_a_partition_that_went_may_have_every_stage_of_the_other() -> None:
+    """Size 3 is sizes 1 and 2 as one kernel, at one of two places: the other keeps them apart. The
+    stages that went took 2.5 s, and those that are back 2 s.
+    """
+    first, tuned = model(1, 2, 1, 2, config="a"), model(1, 2, 3, config="a")
+    read = readings([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 2.5])
+    assert judge(first, tuned, read).uncut
+    (row,) = refuted(first, tuned, read, {}, "here")
+    assert row.stage == stage(3).key and row.ratio == pytest.approx(1.25)
+
+
 # with libraries -----------------------------------------------------------------------------------
 Said = Callable[[Path, Path], ModelReadings | str]  # of the libraries before and after tuning
 

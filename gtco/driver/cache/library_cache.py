@@ -1,5 +1,6 @@
 """Compiled libraries that are kept. Each has a folder, whose name is its key
-(:mod:`gtco.driver.cache.key`), with its files and ``entry.json``: their digests, and the report.
+(:mod:`gtco.driver.cache.key`), with its files and ``entry.json``: their digests, the report and its
+digest.
 
 A folder gets its name in one step, when it is complete, so several processes may use the cache at
 once. Whatever is missing or damaged counts as not there. The folder's time says when the library
@@ -49,7 +50,9 @@ class LibraryCache:
                 copied.append(place / name)
                 if _copy(entry / name, place / name) != digest:
                     raise ValueError(name)
-            _ = known["report"], known["made"]
+            if _digest(known["report"]) != known["digest"]:
+                raise ValueError(ENTRY)
+            _ = known["made"]
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             for path in copied:
                 path.unlink(missing_ok=True)
@@ -71,6 +74,7 @@ class LibraryCache:
                     "made": datetime.now(UTC).isoformat(timespec="seconds"),
                     "files": digests,
                     "report": report,
+                    "digest": _digest(report),
                 }
                 (made / ENTRY).write_text(json.dumps(known))
                 final = self.folder / key
@@ -171,6 +175,10 @@ def _place(folder: Path, final: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # again somebody was quicker
             raise
+
+
+def _digest(report: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(report).encode()).hexdigest()
 
 
 def _copy(source: Path, target: Path) -> str:

@@ -55,19 +55,22 @@ def cheapest_part(
     """The compilation of a part that is to replace ``whole``, and the part's stages; ``fused`` has
     those of the whole. In words, what it gains. Gives ``whole`` and ``fused`` themselves if no part
     is predicted to gain enough.
+
+    All prices are the model's own. Measured times of some stages would not be compared with
+    predictions of others fairly: they may have been read while the machine was busy.
     """
-    forms = Forms()
+    forms, model = Forms(), fused.policy.policy
     for stage in {stage.key: stage for stage in fused.partition.stages}.values():
-        forms.learn(fused.policy, stage)
-    price = fused.predicted()
+        forms.learn(model, stage)
+    price = fused.predicted(measured=False)
     best: tuple[Compilation, Fused, Batch] | None = None
     least = price
     for batch in _parts(samples):
         run = whole.like(f"part={batch.part}")
         run.said_as(whole)
         lowered = Lowered(samples.at(batch.part), fused.whole.facts)
-        part = cut_as(run, lowered, batch, fused, partial(forms.predict, fused.policy))
-        seconds = len(batch.firsts) * part.predicted()
+        part = cut_as(run, lowered, batch, fused, partial(forms.predict, model))
+        seconds = len(batch.firsts) * part.predicted(measured=False)
         if seconds >= least or len(batch.firsts) * len(part.partition.stages) > MOST_CALLS:
             break
         best, least = (run, part, batch), seconds
@@ -79,7 +82,7 @@ def cheapest_part(
     run.report.notes = [*dict.fromkeys((*whole.report.notes, *run.report.notes))]
     run.report.phases = whole.report.phases
     number = len(batch.firsts)
-    gain = price / (number * part.predicted())
+    gain = price / min(least, number * part.predicted(measured=False))
     said = f"{gain:.2f} times as fast as one pass of {samples.size}"
     return run, part, f"{number} parts of {batch.part}, {said}"
 

@@ -33,6 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from math import inf
 from os.path import exists, isdir
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -162,6 +163,7 @@ def cpu_known(metadata: Mapping[str, Any]) -> str:
         "features": target["features"],
         "threads": target["cores"],
         **{name: metadata[name] for name in ("gtco", "tvm")},
+        **{name: target[name] for name in ("fast_algorithms",) if name in target},
     }
     return json.dumps(known, sort_keys=True)
 
@@ -403,13 +405,14 @@ class Records:
 
 
 def checked(data: Mapping[str, Any]) -> Record:
-    """The record of these columns, or ValueError: texts are UTF-8, numbers not negative or NaN."""
+    """The record of these columns, or ValueError: texts are UTF-8, numbers finite and not negative.
+    """
     found: dict[str, Any] = {}
     for name, kind in COLUMNS.items():
         value = data[name]
         if kind.startswith("TEXT"):
             right = isinstance(value, str) and value.encode() is not None
-        elif right := value is None or (type(value) in (int, float) and value >= 0):
+        elif right := value is None or (type(value) in (int, float) and 0 <= value < inf):
             value = None if value is None else float(value)
         if not right:
             raise ValueError(f"{name} cannot be {value!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.phases import Fused
 from gtco.driver.sizes import batches
+from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.plan import Batch, TensorSpec
+from gtco.search.records.records import Records
 from gtco.support.errors import InputError
 from gtco.support.options import Tune
 from tests.end_to_end.sizes.test_variants import batched, random
@@ -33,7 +36,7 @@ def parted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def take(part: int) -> None:
         monkeypatch.setattr(batches, "sizes", lambda samples: [part])
-        monkeypatch.setattr(Fused, "predicted", lambda f: 1e-6 if f.whole.batch else 1.0)
+        monkeypatch.setattr(Fused, "predicted", lambda f, **_: 1e-6 if f.whole.batch else 1.0)
 
     return take
 
@@ -111,7 +114,7 @@ def test_what_the_predictions_decide(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             Fused,
             "predicted",
-            lambda f: prices[f.whole.batch.part if f.whole.batch else samples],
+            lambda f, **_: prices[f.whole.batch.part if f.whole.batch else samples],
         )
         with at(samples) as model:
             firsts = model.metadata.get("parts")
@@ -200,6 +203,29 @@ def test_it_is_tuned_and_dumped(parted: Callable[[int], None], tmp_path: Path) -
     )
     assert (tmp_path / "dump/part=2/5-stages.txt").exists()
     assert (tmp_path / "dump/5-stages.txt").exists()
+
+
+def test_readings_of_a_busy_machine_do_not_cut_a_batch(tmp_path: Path) -> None:
+    """The stages of the whole were measured, and those of its parts are predicted."""
+    path = tmp_path / "m.so"
+    compile_to_file(
+        batched(),
+        path,
+        shapes={"batch": 6},
+        threads=2,
+        tune=Tune(seconds=2.0, trials=4),
+        records=tmp_path / "records",
+    )
+    assert "parts" not in read_metadata(path)
+    with Records(tmp_path / "records") as records:
+        slow = [replace(row, seconds=50 * row.seconds) for row in records.all() if row.seconds]
+    assert slow
+    with Records(tmp_path / "slow", write=True) as records:
+        records.add(slow)
+    report = compile_to_file(
+        batched(), path, shapes={"batch": 6}, threads=2, tune="off", records=tmp_path / "slow"
+    )
+    assert dict(report.phases)["batch"] and "parts" not in read_metadata(path)
 
 
 def test_inspect_counts_all_parts(
