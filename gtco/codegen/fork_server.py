@@ -119,6 +119,7 @@ if __name__ == "__main__":
         from gtco.codegen.serve import serve
 
         gc.freeze()  # what was imported is not garbage, and a worker that looks at it would copy it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, nobody would know how workers end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on the socket says when to end
     server = ForkServer(socket.socket(fileno=int(sys.argv[1])))
     try:

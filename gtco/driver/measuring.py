@@ -76,9 +76,11 @@ def measure(
     results: list[StageResult] = []
     start = time.monotonic()
     with first.phase("tune") as say:
-        if effort.fusion:
+        # a prediction may be too low, by less than this
+        slow = [run for run, one in made.items() if 2 * predicted(one) > effort.latency]
+        if effort.fusion and slow:
             begin, some = time.monotonic(), part(effort, SHARE / len(made))
-            for run in made:
+            for run in slow:
                 made[run] = partitioned(run, made[run], tuned, workers, some, say, runner)
             trials = sum(result.measured for result in results)
             effort = rest(effort, time.monotonic() - begin, trials)
@@ -132,11 +134,15 @@ def partitioned(
     return replace(built, model=chosen)
 
 
+def predicted(built: Built) -> float:
+    """Seconds of a run, by what is known of its stages."""
+    return sum(map(built.policy.predict, built.model.partition.stages))
+
+
 def whole_cost(built: Built) -> float:
     """The least number of seconds that :func:`settle` is predicted to take."""
-    model, policy = built.model, built.policy
-    weights = sum(array.nbytes for array in model.graph.constants.values())
-    return whole.cost(sum(map(policy.predict, model.partition.stages)), weights)
+    weights = sum(array.nbytes for array in built.model.graph.constants.values())
+    return whole.cost(predicted(built), weights)
 
 
 def settle(

@@ -13,8 +13,9 @@ from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.rates import RateTable
 from gtco.search.gpu.policy import GpuPolicy
 from gtco.search.policy import Policy
-from gtco.search.recorded import RecordedPolicy, measured_elsewhere
-from gtco.search.records.records import Record, Records
+from gtco.search.recorded import MODEL_PICKS, RecordedPolicy, measured_elsewhere
+from gtco.search.records.records import Record, Records, circumstances
+from gtco.support.counting import counted
 from gtco.support.options import CompileOptions
 
 
@@ -54,4 +55,12 @@ def overruled(
         return RecordedPolicy(policy), []
     if isinstance(machine, GpuTarget) or not machine.here:
         return measured_elsewhere(policy, records, versions(machine))
-    return RecordedPolicy(policy, records, shipped=shipped), []
+    found = RecordedPolicy(policy, records, shipped=shipped)
+    others = records.circumstances()
+    if shipped or not others or circumstances(policy.target) in others:
+        return found, []
+    return found, [
+        f"{records.path} holds nothing that was measured on this machine with "
+        f"{counted(policy.target.cores, 'thread')}, these options and these versions of gtco and "
+        f"TVM: {MODEL_PICKS}"
+    ]

@@ -72,7 +72,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return
     for line in lines:
         _, _, rest = line.partition(":")

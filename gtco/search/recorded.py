@@ -37,7 +37,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType
 DOUBT = 1.05  # a stage that was not measured costs so many times its price
 LEAST_SECONDS = 1e-12  # less than a cycle: no prediction
 NOT_CHOSEN = 1e3  # times the price of a stage that the partition looked for does not have
-MODEL_PICKS = "kernels are picked by the model of the GPU"
+MODEL_PICKS = "kernels are picked by the model of the machine"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ OBSERVERS = ("auto", "minmax", "percentile", "entropy", "mse")
 FLAGS = ("simplify", "verify", "verify_layers", "strict", "cache", "ptx", "fast_algorithms")
 MOST_SIZE = 1 << 40  # of a dimension; no tensor has more elements
 MOST_THREADS = 1024  # that a library runs by (MAX_THREADS of runtime/csrc/api.c)
+MOST_SECONDS = 1e9  # of tuning: 30 years
 
 
 def whole_number(least: int, most: int | None = None) -> str:
@@ -137,12 +138,17 @@ class Tune:
                 f"weights={self.weights!r} are of a language model: give policy='language-model', "
                 "which takes them"
             )
-        for name in ("trials", "patience", "seconds"):
-            check_number(name, getattr(self, name))
-        if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
+        if self.weights:
+            path_of("weights", self.weights)
+        for flag in ("again", "learned", "fusion"):
+            check_flag(flag, getattr(self, flag))
+        for name in ("trials", "patience"):
+            check_whole(name, getattr(self, name), 1)
+        check_number("seconds", self.seconds)
+        if not 0 < self.seconds <= MOST_SECONDS:
             raise OptionError(
-                f"trials={self.trials}, seconds={self.seconds:g}, patience={self.patience}: tuning "
-                "needs one trial and some time; tune='off' measures nothing"
+                f"seconds={self.seconds:g}: give the seconds that tuning may take, at most "
+                f"{MOST_SECONDS:g}; tune='off' measures nothing"
             )
         check_number("latency", self.latency)
         if not 0 <= self.latency < inf:

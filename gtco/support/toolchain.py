@@ -19,7 +19,7 @@ class Compiling:
     """The C compiler at work in ``folder``, which also holds its temporary files."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
-        self.command = tuple(command)
+        self.command, self.folder = tuple(command), folder
         # restore_signals=False: a limit on file sizes makes the compiler print a message instead of
         # dying. A new session: gcc's children can be ended together with gcc.
         self.process = subprocess.Popen(
@@ -49,7 +49,7 @@ class Compiling:
         except BaseException:
             self.stop()
             raise
-        if self.process.returncode == 0:
+        if self.process.returncode == 0 and self._made():
             return
         if "No space left on device" in said or "Disk quota exceeded" in said:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -60,6 +60,14 @@ class Compiling:
             f"the C compiler failed (exit status {self.process.returncode}) while linking kernels: "
             f"{' '.join(self.command[:3])} ...\n{ending}"
         )
+
+
+    def _made(self) -> bool:
+        """True if what the compiler was asked for is there. Where a program ignores SIGCHLD, nobody
+        knows how a child ended, and Python says 0.
+        """
+        after = dict(zip(self.command, self.command[1:], strict=False))
+        return "-o" not in after or (self.folder / after["-o"]).exists()
 
 
 @cache

@@ -133,6 +133,12 @@ def test_a_budget_of_the_wrong_kind_is_named() -> None:
     for name in ("trials", "seconds", "patience", "latency"):
         with pytest.raises(OptionError, match=name):
             Tune(**{name: "a"})  # type: ignore[arg-type]
+    wrong = {"trials": 2.5, "patience": float("nan"), "seconds": 1e308, "again": "no"}
+    for name, value in {**wrong, "learned": 1, "fusion": None}.items():
+        with pytest.raises(OptionError, match=name):
+            Tune(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="weights=5: give a path"):
+        Tune(policy="language-model", weights=5)  # type: ignore[arg-type]
 
 
 def test_records_that_are_not_there_where_nothing_is_measured(tmp_path: Path) -> None:

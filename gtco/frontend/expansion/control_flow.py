@@ -227,8 +227,9 @@ def _stacked(
 ) -> list[str]:
     """The results of the runs, stacked along a new axis each."""
     writer = walk.writer
-    wanted = node.output[len(node.output) - len(axes) :] if axes else []
-    if not scanned and any(wanted):
+    last = node.output[len(node.output) - len(axes) :] if axes else []
+    wanted = [name for name in last if name in walk.read]
+    if not scanned and wanted:
         raise Unsuitable(
             f"it never runs, so its output '{wanted[0]}' has no elements, and gtco has no such "
             "tensors: remove the loop"

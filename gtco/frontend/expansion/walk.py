@@ -22,7 +22,7 @@ Rule = Callable[["Walk", onnx.NodeProto], Sequence[str]]
 class Walk:
     """The state of a walk. ``proto`` is the node that is being written out, and ``node`` is its
     label in messages. ``undecided`` collects the labels of Ifs of which both branches are written
-    out; None forbids that.
+    out; None forbids that. ``read`` has the names that the model reads somewhere.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Walk:
         self.undecided = undecided
         self.node = ""
         self.proto = onnx.NodeProto()
+        self.read = read_in(model.graph)
         self._rules = rules
 
     def all(self, graph_nodes: Sequence[onnx.NodeProto], names: dict[str, str], keep: bool) -> None:
@@ -52,7 +53,7 @@ class Walk:
                 made = rule(self, node)
                 for place, old in enumerate(given.output):
                     new = made[place] if place < len(made) else ""
-                    if old and not new:
+                    if old in self.read and not new:
                         raise Unsuitable(f"its output {place} ('{old}') is not supported")
                     names[old] = new
                 continue
@@ -73,6 +74,16 @@ class Walk:
             self.writer.initializers.append(moved)
             self.writer.know(moved)
         return names
+
+
+def read_in(graph: onnx.GraphProto) -> set[str]:
+    """The names that a graph's nodes, its outputs and the graphs inside of it read."""
+    found = {value.name for value in graph.output}
+    for node in graph.node:
+        found.update(node.input)
+        for attribute in node.attribute:
+            found.update(*map(read_in, subgraphs(attribute)))
+    return found - {""}
 
 
 def _domain(name: str) -> str:

@@ -29,7 +29,7 @@ def conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> An
     dilation = [int(d) for d in attrs.get("dilations", [1] * space)]
     auto = text_of(attrs.get("auto_pad", b"NOTSET"))
     small = all(p < s for p, s in zip(more, strides, strict=True))
-    if space not in (1, 2) or (small and "output_shape" not in attrs):
+    if small and "output_shape" not in attrs:
         return None
     if "output_shape" in attrs:
         whole = _whole(shape_of(x), shape_of(weight), strides, dilation)
@@ -38,7 +38,7 @@ def conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> An
         small = all(p < s for p, s in zip(more, strides, strict=True))
     elif auto != "NOTSET":
         raise Refused("auto_pad beside an output_padding of a stride or more: write out its pads")
-    convolve = relax.op.nn.conv1d_transpose if space == 1 else relax.op.nn.conv2d_transpose
+    convolve = getattr(relax.op.nn, f"conv{space}d_transpose")
     given = {"strides": strides, "dilation": dilation, "groups": attrs.get("group", 1)}
     if small:
         y = builder.emit(convolve(x, weight, padding=pads, output_padding=more, **given))

@@ -56,6 +56,9 @@ def _computed(dtype: str) -> str:
 
 def vectorizable(op: Operator, dtypes: Sequence[str]) -> bool:
     """True if the operator may be in a vectorized loop. float64's erf may not: it calls libm, and
-    TVM makes a loop of its own for that.
+    TVM makes a loop of its own for that. Nor may a cast of 64 bits to 8: for AArch64 LLVM 22
+    compiles that of three lanes wrong (its pull request 202039).
     """
+    if op.kind == "cast":
+        return not (dtypes[0] in ("int64", "uint64") and op.type.dtype in ("int8", "uint8"))
     return not (op.kind in ("erf", "gelu") and dtypes[0] == "float64")

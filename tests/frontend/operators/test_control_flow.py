@@ -292,6 +292,9 @@ def test_a_loop_that_never_runs_passes_on_what_it_was_given():
         ["y", "all"],
     )
     refused(made, "it never runs, so its output 'all' has no elements")
+    del made.graph.output[1]  # where nobody reads it, it does not matter
+    x = normal(5, 2, 3)
+    compare(made, {"x": x}, [x])
 
 
 def test_weights_of_a_body_are_there_once():

@@ -19,6 +19,9 @@ WIDE = np.ones((2, 1), np.float32)
 AXIS = {"axis": np.array([-1])}
 NORM = """u = ReduceMean<keepdims=1>(x, axis) d = Sub(x, u) q = Mul(d, d)
     v = ReduceMean<keepdims=1>(q, axis) w = Add(v, eps) r = Sqrt(w) y = Div(d, r)"""
+SOFTMAX = """m = ReduceMax<keepdims=1>(x, over) d = Sub(x, m) e = Exp(d)
+    s = ReduceSum<keepdims=%d>(e, axis) y = Div(e, s)"""
+FIRST, TWO = {"zero": np.array([0])}, np.array([1, 1])
 SLICES = {"first": np.array([4]), "last": np.array([-100]), "zero": np.array([0])}
 SLICES |= {"back": np.array([-1]), "along": np.array(0)}
 
@@ -79,6 +82,38 @@ CASES: dict[str, tuple[str, str, str, dict[str, np.ndarray]]] = {
         """m = ReduceMax<keepdims=0>(x, axis) d = Sub(x, m) e = Exp(d)
            s = ReduceSum<keepdims=1>(e, axis) y = Div(e, s)""",
         AXIS,
+    ),
+    "softmax whose sum lost its axis": (
+        "float[4,4] x",
+        "float[4,4] y",
+        SOFTMAX % 0,
+        AXIS | {"over": np.array([-1])},
+    ),
+    "softmax whose maximum is of another axis": (
+        "float[4,4] x",
+        "float[4,4] y",
+        SOFTMAX % 1,
+        AXIS | {"over": np.array([0])},
+    ),
+    "a roll of a part's end": (
+        "float[6,4] x",
+        "float[6,4] y",
+        "p = Slice(x, b, c, zero) q = Slice(x, d, e, zero) y = Concat<axis=0>(p, q)",
+        FIRST | {n: np.array([i]) for n, i in zip("bcde", (2, 6, 1, 3), strict=True)},
+    ),
+    "a roll that leaves out the last": (
+        "float[6,4] x",
+        "float[6,4] y",
+        "p = Slice(x, b, c, zero) q = Slice(x, d, e, zero) y = Concat<axis=0>(p, q)",
+        FIRST | {n: np.array([i]) for n, i in zip("bcde", (1, 5, 0, 2), strict=True)},
+    ),
+    "slices of other steps": (
+        "float[6,4] x",
+        "float[4,2] y",
+        """p = Slice(x, b, c, both, step) q = Slice(x, d, e, both, ones)
+           y = Concat<axis=0>(p, q)""",
+        {"b": 0 * TWO, "c": np.array([2, 4]), "d": np.array([2, 0]), "e": np.array([4, 2])}
+        | {"both": np.array([0, 1]), "step": np.array([1, 2]), "ones": TWO},
     ),
     "division by a large number": (
         "float[4] x",

@@ -14,10 +14,11 @@ RNG = np.random.default_rng(0)
 
 def graph_of(kind: str, shape: tuple[int, ...], channels: int = 0, **attrs: object) -> Graph:
     graph = Graph(("x",), (), {"x": TensorType(shape)})
-    affine = [
-        graph.add_constant(RNG.standard_normal(channels).astype(np.float32))
-        for _ in range(2 if channels else 0)
-    ]
+    affine = []
+    if channels:
+        values = RNG.standard_normal((2, channels)).astype(np.float32)
+        values[:, -1] = 1, 0  # that one element changes nothing says nothing of the others
+        affine = [graph.add_constant(value) for value in values]
     result = graph.add(kind, ("x", *affine), **attrs)
     graph.add("identity", (result,), graph.types[result], output="y")
     graph.outputs = ("y",)
@@ -92,6 +93,7 @@ def test_few_long_rows_of_softmax(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(1, 50176), (8, 200704), (1, 150001), (16, 100000)])
 def test_rows_that_busy_the_cores_or_have_no_parts_stay_whole(shape: tuple[int, ...]) -> None:
     assert split(graph_of("softmax", shape, axis=1)).histogram()["softmax"] == 1
+    assert split(graph_of("softmax", (3, 200_000), axis=0)).histogram()["softmax"] == 1
     assert split(graph_of("layer_norm", shape, shape[-1], epsilon=1e-5)).histogram()["layer_norm"]
 
 
