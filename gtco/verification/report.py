@@ -128,7 +128,8 @@ class VerificationReport:
         if self.judge is not None:
             cause = (
                 f"{self.judge} decided where the two differ, so this is a bug of gtco, or "
-                "--precision bf16 or fp16, which ends at 65504, is too coarse for the model"
+                "--precision bf16 or fp16, which ends at 65504, is too coarse for the model, or "
+                "numbers below 1.2e-38 matter in it, which gtco takes for zero"
             )
         else:
             cause = (

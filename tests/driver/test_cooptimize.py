@@ -422,6 +422,12 @@ def test_what_was_chosen_is_kept_where_no_time_is_left_to_tune_it(
     assert chosen == {s["key"]: s["schedule"] for s in tuned.stages}
 
 
+def test_a_model_that_is_fast_enough_is_cut_as_predicted(tmp_path: Path) -> None:
+    effort = Tune(trials=6, seconds=20.0, fusion=True, latency=60.0)
+    tuned = gtco.compile_model(small_model(), tune=effort, records=tmp_path / "r").report
+    assert not tuned.fusion and tuned.tuned.trials + tuned.tuned.others == 0
+
+
 def test_a_model_is_cooptimized(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(

@@ -20,6 +20,7 @@ import pytest
 
 import gtco
 from gtco.cli import main
+from gtco.driver.policies import overruled
 from gtco.machine.target import target
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.recorded import RecordedPolicy
@@ -419,6 +420,10 @@ def test_a_record_of_elsewhere_is_not_applied(tmp_path: Path, case: str) -> None
     with Records(tmp_path / "a") as records:
         records.add([kept])
         assert RecordedPolicy(analytic, records).choose(stage) == pick
+        _, notes = overruled(analytic, MACHINE, records, ())
+        assert len(notes) == (case not in ("illegal", "stage"))
+        assert all("nothing that was measured on this machine with" in note for note in notes)
+        assert overruled(analytic, MACHINE, records, [kept])[1] == []  # it is measured now
 
 
 # the command ----------------------------------------------------------------------------------
