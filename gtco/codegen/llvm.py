@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,10 +15,18 @@ from gtco.codegen import rolled, round_bfloat16, tiles
 from gtco.machine.isa import X86_64, Isa
 from gtco.machine.target import Target
 
-# LLVM 22 (TVM 0.27's) vectorizes loops that index by ``i & mask`` wrongly: it takes the masked
-# counter for one that never wraps, as in ``for i in range(16): y[i] = x[i & 3]``. Kernels say
-# themselves which loops are vectors, so its loop vectorizer is off.
-OPTIONS = ("-vectorize-loops=0",)
+# Kernels say themselves what is a vector, so LLVM's vectorizers are off. That of loops makes wrong
+# code in LLVM 22 (TVM 0.27's): it takes a masked counter for one that never wraps, as in
+# ``for i in range(16): y[i] = x[i & 3]``. That of scalars makes what SIGNS is about.
+OPTIONS = ("-vectorize-loops=0", "-vectorize-slp=0")
+# VMOVMSKPS, VMOVMSKPD and VPMOVMSKB. LLVM 22 folds AVX-512's instructions for the same into them,
+# but also where the vector is in a register that they cannot name, so that they read another, and
+# where the mask has a further reader (LLVM's pull requests 191760 and 198220).
+SIGNS = re.compile(
+    rb"(\xc5|\xc4[\x01\x21\x41\x61\x81\xa1\xc1\xe1])[\x78-\x7f\xf8-\xff][\x50\xd7][\xc0-\xff]",
+    re.DOTALL,
+)
+NARROW = "avx512vl"  # has those instructions for vectors of up to 256 bits
 # Level 3 writes out loops of few iterations up to 300 instructions, level 2 up to 150. Kernels say
 # themselves what has to be written out, and at level 2 they are as fast and a quarter smaller.
 LEVEL = 2
@@ -31,8 +40,8 @@ def instruction_sets(description: Any, isa: Isa = X86_64) -> frozenset[str]:
 
 
 @cache
-def llvm_target(target: Target) -> Any:
-    """TVM's description of the target.
+def llvm_target(target: Target, without: str = "") -> Any:
+    """TVM's description of the target, without one of its instruction sets.
 
     ``mcpu`` stays, since LLVM schedules by it; of the instruction sets that it implies, those that
     an artifact does not ask for at open are taken away, or the code could die of SIGILL where the
@@ -48,11 +57,12 @@ def llvm_target(target: Target) -> Any:
     }
     if isa.triple:
         fields["mtriple"] = isa.triple
-    unasked = instruction_sets(tvm.target.Target(fields), isa) - set(target.instruction_sets)
+    asked = [name for name in target.instruction_sets if name != without]
+    unasked = instruction_sets(tvm.target.Target(fields), isa) - set(asked)
     width = ["-prefer-256-bit" if target.lanes == 16 else "+prefer-256-bit"]
     fields["mattr"] = [
         *(f"-{name}" for name in sorted(unasked)),
-        *(f"+{name}" for name in target.instruction_sets),
+        *(f"+{name}" for name in asked),
         *(width if isa is X86_64 else ()),
     ]
     return tvm.target.Target(fields)
@@ -73,7 +83,7 @@ def has_no_alias(function: Any) -> bool:
     return bool(function.attrs.get(NO_ALIAS))
 
 
-def lower(functions: Sequence[Any], target: Target) -> Any:
+def lower(functions: Sequence[Any], target: Target, without: str = "") -> Any:
     """The kernels lowered to what LLVM's code generator takes: flat buffers, vectors, no packed
     calling convention.
     """
@@ -82,28 +92,35 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
     functions = [rolled.bound(tiles.bound(f, target)) for f in functions]
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in alike(functions)})
     passes = [
-        tirx.transform.BindTarget(llvm_target(target)),
+        tirx.transform.BindTarget(llvm_target(target, without)),
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),
         tirx.transform.BF16ComputeLegalize(),  # LLVM's code generator dies of bfloat16
         tirx.transform.BF16StorageLegalize(),
         tirx.transform.LowerIntrin(),
     ]
-    with llvm_target(target):
+    with llvm_target(target, without):
         return tvm.ir.transform.Sequential(passes)(module)
 
 
-def compile_functions(functions: Sequence[Any], target: Target) -> Any:
+def compile_functions(functions: Sequence[Any], target: Target, without: str = "") -> Any:
     """A TVM runtime module whose ``write_to_file`` and ``inspect_source`` give the object, LLVM IR
     and assembly.
     """
-    return tvm.get_global_func("target.build.llvm")(lower(functions, target), llvm_target(target))
+    lowered = lower(functions, target, without)
+    return tvm.get_global_func("target.build.llvm")(lowered, llvm_target(target, without))
 
 
 def object_code(functions: Sequence[Any], target: Target) -> bytes:
     """An ELF object that holds the kernels as plain C functions named by their symbols."""
+    code = _object(compile_functions(functions, target))
+    if NARROW in target.instruction_sets and SIGNS.search(code):
+        code = _object(compile_functions(functions, target, NARROW))
+    return code
+
+
+def _object(module: Any) -> bytes:
     # A file in memory: a worker may be killed at any time and must leave nothing behind.
     with os.fdopen(os.memfd_create("kernels.o"), "rb") as file:
-        path = f"/proc/self/fd/{file.fileno()}"
-        compile_functions(functions, target).write_to_file(path, "o")
+        module.write_to_file(f"/proc/self/fd/{file.fileno()}", "o")
         return file.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from tvm import relax, tirx
 
 from gtco.codegen.generalize import outline
-from gtco.codegen.llvm import NO_ALIAS, compile_functions
+from gtco.codegen.llvm import NO_ALIAS, SIGNS, compile_functions
 from gtco.codegen.load import load
 from gtco.codegen.outlines import Outline
 from gtco.support.errors import BuildError
@@ -98,6 +99,23 @@ def test_loaded_kernels_leave_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(BuildError, match="cannot link kernels"):
         load([function], machine)
     assert not list(tmp_path.iterdir())
+
+
+def test_instructions_that_gather_signs_are_found(tmp_path: Path) -> None:
+    """With any register, and no others."""
+
+    def found(*lines: str) -> bool:
+        command = ["as", "--64", "-o", "code.o", "-"]
+        text = "".join(f"{line}\n" for line in lines)
+        subprocess.run(command, input=text, text=True, cwd=tmp_path, check=True)
+        return SIGNS.search((tmp_path / "code.o").read_bytes()) is not None
+
+    for name in ("vmovmskps", "vmovmskpd", "vpmovmskb"):
+        for vector in (f"%{kind}mm{n}" for kind in "xy" for n in range(16)):
+            for to in ("%eax", "%ebp", "%r8d", "%r15d"):
+                assert found(f"{name} {vector}, {to}")
+    sums = [f"vaddps %zmm{n}, %zmm{n}, %zmm{n}" for n in range(32)]
+    assert not found(*sums, "vmovaps %ymm9, %ymm1", "vpmovd2m %xmm17, %k0", "kmovb %k0, %eax")
 
 
 @pytest.mark.parametrize("linker", ["", "/bin/false", "its own"])

@@ -7,8 +7,11 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import onnxruntime
+import pytest
+from onnx import numpy_helper
 
 import gtco
+from tests.kernels import fresh_seed, runnable, targets
 
 MODEL = """
 <ir_version: 10, opset_import: ["": 21]>
@@ -77,3 +80,34 @@ def test_norms_of_images() -> None:
     ]
     for ours, wanted in zip(got, (y, *(n * gamma + beta for n in normal)), strict=True):
         assert np.abs(ours - wanted).max() <= 5e-6 * np.abs(wanted).max()
+
+
+TOKENS = """
+<ir_version: 8, opset_import: ["": 17]>
+tokens (int64[1,{rows}] i) => (float[1,{rows},{width}] y)
+{{ e = Gather(t, i) a = Add(e, p) y = LayerNormalization(a, g, b) }}
+"""
+
+
+@pytest.mark.parametrize("name", [*targets(), "native"])
+@pytest.mark.parametrize("width", [32, 48, 64])
+def test_norms_of_embeddings(name: str, width: int) -> None:
+    """Scalar tests of several indices for negative numbers, beside long vectors: LLVM 22 read their
+    signs from a register of the norm's parameters.
+    """
+    runnable(name)
+    rng = np.random.default_rng(fresh_seed())
+    for rows in (3, 6, 7):
+        values = {
+            "t": rng.standard_normal((50, width)),
+            "p": rng.standard_normal((1, rows, width)),
+            "g": rng.standard_normal(width),
+            "b": rng.standard_normal(width),
+        }
+        made = onnx.parser.parse_model(TOKENS.format(rows=rows, width=width))
+        for key, value in values.items():
+            made.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), key))
+        indices = rng.integers(-50, 50, (1, rows))
+        (wanted,) = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"i": indices})
+        found = gtco.compile_model(made, target=name, tune="off", cache=False)(indices)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)

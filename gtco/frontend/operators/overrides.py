@@ -61,12 +61,12 @@ from gtco.frontend.operators.normalization import (
 from gtco.frontend.operators.pointwise import (
     celu,
     clip,
+    combined,
     dropout,
     is_inf,
     power,
     prelu,
     thresholded_relu,
-    without_elements,
 )
 from gtco.frontend.operators.products import conv_transpose, einsum
 from gtco.frontend.operators.reductions import RULES as REDUCTIONS
@@ -134,5 +134,8 @@ OVERRIDES: dict[str, Override] = {
     "ThresholdedRelu": thresholded_relu,
     "Unsqueeze": unsqueeze,
     **REDUCTIONS,
-    **dict.fromkeys(("Max", "Min", "Mean", "Sum"), without_elements),
+    "Max": combined(relax.op.maximum),
+    "Min": combined(relax.op.minimum),
+    "Sum": combined(relax.op.add),
+    "Mean": combined(relax.op.add, mean=True),
 }

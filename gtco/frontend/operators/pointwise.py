@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy
@@ -10,6 +11,7 @@ from tvm import relax
 
 from gtco.frontend.operators.arguments import (
     Attributes,
+    Override,
     Refused,
     constant_of,
     outputs_of,
@@ -115,11 +117,20 @@ def prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return relax.op.where(below, builder.emit(relax.op.multiply(x, slope)), x)
 
 
-def without_elements(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Of Max, Min, Mean and Sum, where an input has no elements: TVM broadcasts to the larger size,
-    also where that is 1 and the other is 0.
+def combined(op: Callable[[Any, Any], Any], mean: bool = False) -> Override:
+    """Max, Min, Mean or Sum of several tensors, two at a time. TVM stacks them and reduces the
+    stack, and broadcasts to the larger size, also where that is 1 and the other is 0.
     """
-    shapes = [shape_of(x) for x in inputs if x.ty.shape is not None]
-    if len(shapes) < len(inputs) or all(map(all, shapes)):
-        return None
-    return relax.op.zeros(numpy.broadcast_shapes(*map(tuple, shapes)), inputs[0].ty.dtype)
+
+    def translation(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+        shapes = [shape_of(x) for x in inputs if x.ty.shape is not None]
+        if len(shapes) < len(inputs):
+            return None
+        if not all(map(all, shapes)):
+            return relax.op.zeros(numpy.broadcast_shapes(*map(tuple, shapes)), inputs[0].ty.dtype)
+        found = reduce(lambda a, b: builder.emit(op(a, b)), inputs)
+        return relax.op.divide(found, relax.const(len(inputs), found.ty.dtype)) if mean else found
+
+    return translation
+
+
