@@ -97,8 +97,10 @@ class Importer(ONNXGraphImporter):
         return self._labelled(result, name)
 
     def _labelled(self, result: Any, name: str) -> Any:
-        if isinstance(result, relax.Call):
-            result = self.bb.emit(result)  # bound here, so that the variable belongs to this node
+        # Bound here, so that the variable belongs to this node. TVM's converters of two tensors
+        # fail at two elements of a sequence that are not bound.
+        if isinstance(result, relax.Call | relax.TupleGetItem):
+            result = self.bb.emit(result)
         if isinstance(result, relax.Var):
             self.labels.setdefault(result.name, name)
         return result

@@ -36,15 +36,18 @@ def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.
         on = bool(exported.autocast)
         cast = getattr(torch, exported.autocast) if on else None
         with quiet(), torch.no_grad(), torch.autocast("cpu", cast, enabled=on):
-            onnx_program = torch.onnx.export(
-                program,
-                dynamo=True,
-                opset_version=_OPSET,
-                verbose=False,
-                optimize=True,
-                output_names=exported.names,
-                custom_translation_table=translations(torch),
-            )
+            for optimize in (True, False):
+                onnx_program = torch.onnx.export(
+                    program,
+                    dynamo=True,
+                    opset_version=_OPSET,
+                    verbose=False,
+                    optimize=optimize,
+                    output_names=exported.names,
+                    custom_translation_table=translations(torch),
+                )
+                if not _lacks_values(onnx_program.model):
+                    break
         _restore_input_names(onnx_program.model, program.graph_signature.user_inputs)
         skeleton, weights = _strip(onnx_program.model)
     except ImportError as error:
@@ -57,6 +60,20 @@ def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.
     keep_sizes(skeleton)
     name_dimensions(skeleton.graph, dimension_names(program))
     return skeleton, weights
+
+
+def _lacks_values(model: Any) -> bool:
+    """True if a node reads what nothing gives. Torch 2.13's optimizer loses the bounds of a tensor
+    that is clamped twice.
+    """
+    return any(
+        value is not None
+        and value.producer() is None
+        and not value.is_graph_input()
+        and not value.is_initializer()
+        for node in model.graph.all_nodes()
+        for value in node.inputs
+    )
 
 
 def _restore_input_names(model: Any, names: Sequence[Any]) -> None:

@@ -144,3 +144,20 @@ def test_a_mean_of_large_integers() -> None:
     x = np.array([[2 * 10**9, 2 * 10**9, 1], [-2 * 10**9, -2 * 10**9 - 1, -7]], np.int32)
     (got,) = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
     np.testing.assert_array_equal(got, [[1333333333], [-1333333336]])
+
+
+@pytest.mark.parametrize("op", ["Add", "Max", "Pow", "MatMul", "Concat<axis=0>", "Where"])
+def test_elements_of_a_sequence_with_each_other(op: str) -> None:
+    """As torch writes ``split`` where its optimizer is off."""
+    operands = "c, a, b" if op == "Where" else "a, b"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]> g (float[2,3,3] x) => (float[n,m,k] y) {{
+            s = SplitToSequence<axis=0>(x, one) a = SequenceAt(s, zero) b = SequenceAt(s, one)
+            c = Greater(a, b) y = {op}({operands}) }}"""
+    )
+    for name, value in (("zero", 0), ("one", 1)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    x = np.random.default_rng().uniform(1, 2, (2, 3, 3)).astype(np.float32)
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)

@@ -66,3 +66,21 @@ def test_what_it_writes_rightly_is_compiled(function: Callable[[Tensor], Tensor]
     graph = lower(load_pytorch(Of(function).eval(), (x,), simplify=False))
     (got,) = graph.evaluate({"x": x.numpy()}).values()
     np.testing.assert_allclose(got, function(x).numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_tensor_that_is_clamped_twice() -> None:
+    """The exporter's optimizer loses its bounds. It happens where a detector refines its boxes."""
+
+    def refined(x: Tensor) -> Tensor:
+        start, boxes = x.sigmoid().detach(), []
+        for _ in range(2):
+            inside = start.clamp(min=0, max=1)
+            odds = inside.clamp(min=1e-5) / (1 - inside).clamp(min=1e-5)
+            boxes.append((x + odds.log()).sigmoid())
+            x = x + start.unsqueeze(1).squeeze(1)
+        return torch.stack(boxes)
+
+    x = torch.randn(3, 4)
+    graph = lower(load_pytorch(Of(refined).eval(), (x,), simplify=False))
+    (got,) = graph.evaluate({"x": x.numpy()}).values()
+    np.testing.assert_allclose(got, refined(x).numpy(), rtol=0, atol=1e-5)
