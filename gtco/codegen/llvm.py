@@ -26,7 +26,6 @@ SIGNS = re.compile(
     rb"(\xc5|\xc4[\x01\x21\x41\x61\x81\xa1\xc1\xe1])[\x78-\x7f\xf8-\xff][\x50\xd7][\xc0-\xff]",
     re.DOTALL,
 )
-NARROW = "avx512vl"  # has those instructions for vectors of up to 256 bits
 # Level 3 writes out loops of few iterations up to 300 instructions, level 2 up to 150. Kernels say
 # themselves what has to be written out, and at level 2 they are as fast and a quarter smaller.
 LEVEL = 2
@@ -87,7 +86,7 @@ def lower(functions: Sequence[Any], target: Target, without: str = "") -> Any:
     """The kernels lowered to what LLVM's code generator takes: flat buffers, vectors, no packed
     calling convention.
     """
-    if target.isa.rounding in target.features:
+    if round_bfloat16.has_instruction({*map(str, llvm_target(target, without).attrs["mattr"])}):
         functions = [round_bfloat16.with_instruction(f) for f in functions]
     functions = [rolled.bound(tiles.bound(f, target)) for f in functions]
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in alike(functions)})
@@ -114,8 +113,9 @@ def compile_functions(functions: Sequence[Any], target: Target, without: str = "
 def object_code(functions: Sequence[Any], target: Target) -> bytes:
     """An ELF object that holds the kernels as plain C functions named by their symbols."""
     code = _object(compile_functions(functions, target))
-    if NARROW in target.instruction_sets and SIGNS.search(code):
-        code = _object(compile_functions(functions, target, NARROW))
+    narrow = round_bfloat16.NARROW
+    if narrow in target.instruction_sets and SIGNS.search(code):
+        code = _object(compile_functions(functions, target, narrow))
     return code
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Set
 from typing import Any
 
 import tvm
@@ -15,6 +15,7 @@ from gtco.tensor.emit.bfloat16 import ROUND, rounded_by_integers
 from gtco.tensor.emit.emitter import lanes_of
 
 VECTORS = (2, 4, 8, 16, 32)  # lanes
+NARROW = "avx512vl"  # without it, AVX-512's instructions take vectors of 512 bits alone
 
 
 def _name(lanes: int) -> str:
@@ -46,12 +47,17 @@ def with_instruction(function: Any) -> Any:
     return function.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", SOURCE, function.body))
 
 
+def has_instruction(features: Set[str]) -> bool:
+    """True if code for a target with these ``mattr`` rounds by the instruction."""
+    known = {f"+{isa.rounding}" for isa in ISAS.values()}
+    return not known.isdisjoint(features) and f"-{NARROW}" not in features
+
+
 def _lower(call: Any) -> Any:
     (x,) = call.args
     lanes = lanes_of(x)
-    features: Sequence[Any] = tvm.target.Target.current().attrs["mattr"]
-    known = {f"+{isa.rounding}" for isa in ISAS.values()}
-    if lanes in VECTORS and not known.isdisjoint(map(str, features)):
+    features = {str(name) for name in tvm.target.Target.current().attrs["mattr"]}
+    if lanes in VECTORS and has_instruction(features):
         return tirx.call_pure_extern(str(call.ty), _name(lanes), x)
     return rounded_by_integers(x)
 

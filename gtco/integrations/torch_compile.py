@@ -13,7 +13,6 @@ compiles one library for its range. Otherwise each new size is compiled when it 
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 
 from gtco.integrations.torch_batches import AnyBatch, any_batch
 from gtco.integrations.torch_graph import (
@@ -91,7 +91,6 @@ class Graph:
         self._made: dict[tuple[Any, ...], list[Specialized]] = {}
         self._ranged: dict[tuple[Any, ...], list[Specialized]] = {}
         self._graphs: dict[tuple[float, ...], Any] = {}  # by the values of the floats
-        self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any) -> list[Any]:
         return self.ready(arguments).run(arguments)
@@ -102,7 +101,7 @@ class Graph:
         for made in self._made.get(key, ()):
             if made.has_weights(arguments):
                 return made
-        with self._lock:
+        with compile_lock:  # tracing has a state that threads share, in torch as in gtco
             same = [one for one in self._made.get(key, ()) if one.alive]
             for made in same:
                 if made.has_weights(arguments):

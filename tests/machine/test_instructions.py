@@ -4,12 +4,21 @@ that LLVM may use for its target, and the emitted code is compared with that lis
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gtco.codegen.llvm import instruction_sets, llvm_target, object_code
+from gtco.codegen.llvm import (
+    _object,
+    compile_functions,
+    instruction_sets,
+    llvm_target,
+    object_code,
+)
+from gtco.codegen.round_bfloat16 import NARROW
 from gtco.machine.target import TARGETS, TILES, detect
 from gtco.runtime.writing.table import normalize_features
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
@@ -195,6 +204,32 @@ def test_every_instruction_is_of_the_list(name: str) -> None:
     assert not (wrong := outside(lines, machine.features)), "\n".join(wrong)
     wide = {line for line in lines if "%zmm" in line and line.startswith("vfm")}
     assert bool(wide) == (machine.lanes == 16)
+
+
+@pytest.mark.parametrize("name", ["x86-64-v4", "sapphirerapids"])
+def test_every_kernel_is_code_without_narrow_vectors_too(name: str) -> None:
+    """It is what a kernel becomes whose code LLVM 22 may make wrong. It calls nothing that other
+    code would not.
+    """
+    machine = MACHINES[name]
+    for number, stage in enumerate(every_stage()):
+        for sketch in sketches(stage, machine):
+            if sketch.name == "fallback":
+                continue
+            made = builds(sketch, f"k{number}_{sketch.name}", False)
+            names = [
+                undefined(_object(compile_functions(made, machine, without)))
+                for without in ("", NARROW)
+            ]
+            assert names[1] <= names[0], (stage.label, sketch.name)
+
+
+def undefined(code: bytes) -> set[bytes]:
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        file.write(code)
+        file.flush()
+        command = ["nm", "--undefined-only", "-j", file.name]
+        return {*subprocess.run(command, capture_output=True, check=True).stdout.split()}
 
 
 def test_products_stay_in_whole_vectors() -> None:

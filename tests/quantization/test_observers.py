@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, strategies
 from hypothesis.extra.numpy import arrays
 
-from gtco.quantization.observers import BINS, OBSERVERS, Histogram, Range, mse, rounded
+from gtco.quantization.observers import (
+    BINS,
+    OBSERVERS,
+    Histogram,
+    Range,
+    minmax,
+    mse,
+    percentile,
+    rounded,
+)
 from gtco.support.errors import InputError
 
 VALUES = arrays(
@@ -80,6 +89,11 @@ def test_mse_is_the_least_square_error() -> None:
     for low in (0.8, 1.2):
         for high in (0.8, 1.2):
             assert error(Range(low * chosen.low, high * chosen.high)) > 0.98 * best
+
+
+def test_all_percents_are_everything() -> None:
+    found = seen(np.random.default_rng(0).standard_normal(1000).astype(np.float32))
+    assert percentile(found, 100.0) == minmax(found)
 
 
 def test_percentile_and_entropy_leave_out_what_is_rare() -> None:

@@ -21,7 +21,8 @@ from tests.runtime.test_variants import refs
 
 LOW, HIGH = 1, 9
 # of each choice of height and width, the samples of its parts and their prices
-PARTS = {(2, 3): {1: 10, 4: 25}, (2, 5): {1: 10}, (3, 3): {1: 10, 2: 25, 6: 30}}
+# At (2, 3) a part is as large as the range, and that of 4 has the lower price a sample.
+PARTS = {(2, 3): {1: 10, 4: 25, 9: 58}, (2, 5): {1: 10}, (3, 3): {1: 10, 2: 25, 6: 30}}
 
 
 def variant(batch: int, height: int, width: int) -> Variant:

@@ -196,3 +196,10 @@ def test_not_its_business() -> None:
         [Operator("relu", ("x",), "y", TensorType((2, 3)))], {"x": TensorType((2, 3))}, []
     )
     assert resize.match(stage, target("x86-64-v3")) is None
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_nearest_positions_beyond_32_bits(layout: str) -> None:
+    """The product that a position is the quotient of leaves int32, though no tensor is large."""
+    stage = resizing((1, 1_000_003), (1, 1_000_033), "nearest", layout=layout, channels=1)
+    check(stage, "x86-64-v3", 0)

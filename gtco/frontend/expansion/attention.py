@@ -208,7 +208,7 @@ def _visible(w: Writer, mask: str, batch: int, rows: int, keys: int) -> str:
         return w.reshape(w.slice(mask, 0, part * batch, (part + 1) * batch), (batch, 1, 1, 1))
 
     visible = w.add("Less", place, bound(0))
-    if shape[0] == 2 * batch and batch != 2 * batch:
+    if shape[0] == 2 * batch:
         before = w.add("Less", place, bound(1))
         visible = w.add("And", visible, w.add("Not", before))
     return visible

@@ -91,10 +91,15 @@ def _reduce(function: Callable[..., Any], wide: bool = False) -> Spelling:
 
 
 def _place(function: Callable[..., Any]) -> Spelling:
+    """The place of an extreme. TVM's begins at -1 and at the least value of the type, which stay
+    where no element is larger.
+    """
+
     def spell(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
         narrow = types[0].dtype in ("bool", "float16", "bfloat16")
         value = b.emit(R.astype(x[0], "float32")) if narrow else x[0]
-        return b.emit(function(value, axis=op["axis"], keepdims=bool(op["keepdims"])))
+        place = b.emit(function(value, axis=op["axis"], keepdims=bool(op["keepdims"])))
+        return b.emit(R.maximum(place, relax.const(0, "int64")))
 
     return spell
 

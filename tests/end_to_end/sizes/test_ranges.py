@@ -290,6 +290,12 @@ def test_several_inputs() -> None:
             InputError, match="is 3, and this library was compiled for n of 2 to 40"
         ):
             model(random(3, 6, 8), random(3, 6, 1), random(8))
+        # a program in C that gives a size between two steps
+        odd = [(c_int64 * len(shape))(*shape) for shape in ((3, 6, 8), (3, 6, 1), (8,))]
+        places = (c_void_p * 3)(*map(addressof, odd))
+        assert model._library.set_shapes(model._handle, places) == 1
+        said = model._library.last_error(model._handle).decode()
+        assert "is 3, and this model was compiled for 2 to 40 in steps of 2" in said
 
 
 def mixing(kind: str) -> onnx.ModelProto:

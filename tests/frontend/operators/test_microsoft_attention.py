@@ -324,3 +324,22 @@ def test_uses_that_are_not_supported_are_refused():
     arrays["mask"] = np.ones((2, 1, 3, 3), np.int32)
     made = node("MultiHeadAttention", ["x", "x", "x", "", "mask"], num_heads=2)
     refused(model([made], arrays), r"a mask of shape \[2, 1, 3, 3\]")
+
+
+def test_a_mask_of_lengths_and_starts_has_the_lengths_alone():
+    """ONNX Runtime's form of 3 * batch + 2: lengths, starts of queries, starts of keys. Starts are
+    for its packed kernels; keys are hidden by the lengths.
+    """
+    arrays, constants = {"x": normal(1, 2, 5, 12)}, {"w": normal(2, 12, 24)}
+    ends = np.array([3, 4], np.int32)
+    listed = np.array([*ends, 1, 6, 11, 0, 3, 7], np.int32)
+    made = [
+        model(
+            [node("Attention", ["x", "w", "", "mask"], num_heads=2)],
+            {**arrays, "mask": mask},
+            constants,
+        )
+        for mask in (ends, listed)
+    ]
+    wanted = by_onnxruntime(made[0], {**arrays, "mask": ends})
+    compare(made[1], {**arrays, "mask": listed}, wanted)

@@ -4,6 +4,8 @@ over in tensors.
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import gtco
@@ -169,3 +171,25 @@ def test_a_library_of_a_range(monkeypatch):
         x, mask = torch.randn(batch, 6, 4), torch.rand(batch)
         check_same(compiled(x, mask), model(x, mask))
     assert asked == [{"args_0.0,args_1.0": UNBOUNDED}]
+
+
+def test_threads_that_call_a_model_first():
+    """Each batch is compiled in the thread that sees it, while torch traces in others."""
+    model, failed = torch.nn.Sequential(Layer(), Layer()), []
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+
+    def call(first):
+        try:
+            with torch.no_grad():  # of each thread
+                for batch in range(first, 9, 3):
+                    x = torch.randn(batch, 6, 4)
+                    check_same(compiled(x), model(x))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call, args=(first,)) for first in (2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed[0]

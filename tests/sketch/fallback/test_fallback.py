@@ -199,6 +199,20 @@ def test_places(kind: str, dtype: str) -> None:
     check(single(kind, [T((7,), dtype)], T((1,), "int64"), axis=0, keepdims=True))
 
 
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "int8", "uint8", "bool"])
+def test_places_among_equal_extremes(kind: str, dtype: str) -> None:
+    """Nothing exceeds the value that a search begins with."""
+    low, high = {"f": (-np.inf, np.inf), "b": (False, True)}.get(np.dtype(dtype).kind) or (
+        np.iinfo(dtype).min,
+        np.iinfo(dtype).max,
+    )
+    for value in (low, high):
+        x = np.full((3, 5), value, dtype)
+        x[1, 2:] = high if value == low else low
+        check(single(kind, [T(x.shape, dtype)], T((3,), "int64"), axis=1, keepdims=False), x)
+
+
 @pytest.mark.parametrize("kind", ["max", "min"])
 def test_extremes_of_booleans_and_nan(kind: str) -> None:
     check(single(kind, [T((4, 5), "bool")], T((4,), "bool"), axes=(1,), keepdims=False))
