@@ -199,6 +199,11 @@ def simplify(model: onnx.ModelProto, timeout: float) -> tuple[onnx.ModelProto, s
             f"onnxsim brought in operators of {', '.join(sorted(new))}; the model is compiled "
             "unsimplified"
         )
+    # An input that was reshaped to its own shape has the result's type, whose sizes may be unknown.
+    known = {value.name: value for value in model.graph.input}
+    for value in simplified.graph.input:
+        if value.name in known:
+            value.CopyFrom(known[value.name])
     return simplified, ""
 
 

@@ -86,6 +86,8 @@ def test_the_parts_of_bfloat16_round_its_weights_alone() -> None:
     """The weights are rounded to eight bits after the division instead of before it."""
     graph = attention((2, 5, 4), (2, 6, 4), (2, 6, 3), dtype="bfloat16")
     apart = taken_apart(graph, ["y"]).check()
+    scaled = [op for op in apart.operators.values() if op.kind == "multiply"]
+    assert [op.type.dtype for op in scaled] == ["float32"]
     inputs = values(graph)
     want, got = (g.evaluate(inputs)["y"] for g in (graph, apart))
     np.testing.assert_allclose(got, want, atol=2**-7 * np.abs(want).max())

@@ -16,6 +16,7 @@ from gtco.graph.layout import channels_last
 from gtco.graph.lower.einsum import parse
 from gtco.graph.lower.walk import lower
 from gtco.graph.rewrites import canonicalize
+from tests.few_nodes import compare, model, normal
 from tests.kernels import fresh_seed
 
 # equation, shapes, and the kinds that do the work
@@ -224,3 +225,18 @@ def test_drawn_volumes() -> None:
             dict(strides=strides, dilations=dilations, pads=pads, group=group),
             1 if 1 in extents else None,
         )
+
+
+@pytest.mark.parametrize("ends", [0, 1])
+def test_output_padding_behind_planes_that_do_not_overlap(ends: int) -> None:
+    """The planes of the output that it adds are read by no plane of the filter: they are 0."""
+    made = helper.make_node(
+        "ConvTranspose",
+        ["x", "w"],
+        ["y"],
+        strides=[2, 2, 2],
+        pads=[0, 0, 0, 0, 0, 0],
+        output_padding=[ends, 0, 0],
+    )
+    arrays, constants = {"x": normal(1, 2, 3, 4, 3, 3)}, {"w": normal(2, 3, 5, 2, 2, 2)}
+    compare(model([made], arrays, constants), arrays)
