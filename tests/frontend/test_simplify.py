@@ -87,7 +87,8 @@ def test_an_input_keeps_its_shape() -> None:
     """onnxsim removes a Reshape of an input to its own shape, and gives the input the result's."""
     given = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 20]>
         g (float[2,4] x) => (float[2,4] y) <int64[1] m = {-1}> {
-            s = Shape<start=1, end=2>(x) t = Concat<axis=0>(m, s) v = Reshape(x, t) y = Relu(v) }""")
+            s = Shape<start=1, end=2>(x) t = Concat<axis=0>(m, s)
+            v = Reshape(x, t) y = Relu(v) }""")
     with one_process():
         model, note = simplify.simplify(given, 60)
     assert not note and [node.op_type for node in model.graph.node] == ["Relu"]
