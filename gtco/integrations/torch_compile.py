@@ -101,7 +101,7 @@ class Graph:
         for made in self._made.get(key, ()):
             if made.has_weights(arguments):
                 return made
-        with compile_lock:  # tracing has a state that threads share, in torch as in gtco
+        with compile_lock:  # torch traces in one thread at a time
             same = [one for one in self._made.get(key, ()) if one.alive]
             for made in same:
                 if made.has_weights(arguments):
