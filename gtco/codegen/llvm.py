@@ -21,8 +21,8 @@ from gtco.machine.target import Target
 OPTIONS = ("-vectorize-loops=0", "-vectorize-slp=0")
 # VMOVMSKPS, VMOVMSKPD and VPMOVMSKB. LLVM 22 folds AVX-512's instructions for the same into them,
 # but also where the vector is in a register that they cannot name, so that they read another, and
-# where the mask has a further reader (LLVM's pull requests 191760 and 198220). A kernel that has one
-# is compiled again without vectors that are narrower than 512 bits, of which they are made.
+# where the mask has a further reader (LLVM's pull requests 191760 and 198220). Code that has one is
+# compiled again without AVX-512's vectors of less than 512 bits, of which they are made.
 SIGNS = re.compile(
     rb"(\xc5|\xc4[\x01\x21\x41\x61\x81\xa1\xc1\xe1])[\x78-\x7f\xf8-\xff][\x50\xd7][\xc0-\xff]",
     re.DOTALL,
