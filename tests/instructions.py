@@ -29,13 +29,23 @@ def instructions(code: bytes) -> set[str]:
     """The different instructions of an ELF object, in AT&T's notation, without the targets of
     branches.
     """
+    text = _said("objdump -d -w --no-show-raw-insn", code)
+    found = {re.sub(r"\s*(#|<).*", "", line).strip() for line in LINE.findall(text)}
+    return {BRANCH.sub(r"\1.", line) for line in found if not PADDING.match(line)}
+
+
+def undefined(code: bytes) -> set[str]:
+    """The names that an ELF object takes from elsewhere."""
+    return {*_said("nm --undefined-only -j", code).split()}
+
+
+def _said(command: str, code: bytes) -> str:
+    """What a command of binutils prints of an ELF object."""
     with tempfile.TemporaryDirectory(prefix="gtco-test-") as folder:
         path = Path(folder) / "code.o"
         path.write_bytes(code)
-        command = ["objdump", "-d", "-w", "--no-show-raw-insn", str(path)]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {re.sub(r"\s*(#|<).*", "", line).strip() for line in LINE.findall(text)}
-    return {BRANCH.sub(r"\1.", line) for line in found if not PADDING.match(line)}
+        run = [*command.split(), str(path)]
+        return subprocess.run(run, capture_output=True, text=True, check=True).stdout
 
 
 def outside(lines: Iterable[str], features: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -40,8 +41,8 @@ def instruction_sets(description: Any, isa: Isa = X86_64) -> frozenset[str]:
 
 
 @cache
-def llvm_target(target: Target, without: str = "") -> Any:
-    """TVM's description of the target, without one of its instruction sets.
+def llvm_target(target: Target) -> Any:
+    """TVM's description of the target.
 
     ``mcpu`` stays, since LLVM schedules by it; of the instruction sets that it implies, those that
     an artifact does not ask for at open are taken away, or the code could die of SIGILL where the
@@ -57,12 +58,11 @@ def llvm_target(target: Target, without: str = "") -> Any:
     }
     if isa.triple:
         fields["mtriple"] = isa.triple
-    asked = [name for name in target.instruction_sets if name != without]
-    unasked = instruction_sets(tvm.target.Target(fields), isa) - set(asked)
+    unasked = instruction_sets(tvm.target.Target(fields), isa) - set(target.instruction_sets)
     width = ["-prefer-256-bit" if target.lanes == 16 else "+prefer-256-bit"]
     fields["mattr"] = [
         *(f"-{name}" for name in sorted(unasked)),
-        *(f"+{name}" for name in asked),
+        *(f"+{name}" for name in target.instruction_sets),
         *(width if isa is X86_64 else ()),
     ]
     return tvm.target.Target(fields)
@@ -83,45 +83,49 @@ def has_no_alias(function: Any) -> bool:
     return bool(function.attrs.get(NO_ALIAS))
 
 
-def lower(functions: Sequence[Any], target: Target, without: str = "") -> Any:
+def lower(functions: Sequence[Any], target: Target) -> Any:
     """The kernels lowered to what LLVM's code generator takes: flat buffers, vectors, no packed
     calling convention.
     """
-    if round_bfloat16.has_instruction({*map(str, llvm_target(target, without).attrs["mattr"])}):
+    if round_bfloat16.has_instruction(llvm_target(target)):
         functions = [round_bfloat16.with_instruction(f) for f in functions]
     functions = [rolled.bound(tiles.bound(f, target)) for f in functions]
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in alike(functions)})
     passes = [
-        tirx.transform.BindTarget(llvm_target(target, without)),
+        tirx.transform.BindTarget(llvm_target(target)),
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),
         tirx.transform.BF16ComputeLegalize(),  # LLVM's code generator dies of bfloat16
         tirx.transform.BF16StorageLegalize(),
         tirx.transform.LowerIntrin(),
     ]
-    with llvm_target(target, without):
+    with llvm_target(target):
         return tvm.ir.transform.Sequential(passes)(module)
 
 
-def compile_functions(functions: Sequence[Any], target: Target, without: str = "") -> Any:
+def compile_functions(functions: Sequence[Any], target: Target) -> Any:
     """A TVM runtime module whose ``write_to_file`` and ``inspect_source`` give the object, LLVM IR
     and assembly.
     """
-    lowered = lower(functions, target, without)
-    return tvm.get_global_func("target.build.llvm")(lowered, llvm_target(target, without))
+    return tvm.get_global_func("target.build.llvm")(lower(functions, target), llvm_target(target))
 
 
 def object_code(functions: Sequence[Any], target: Target) -> bytes:
     """An ELF object that holds the kernels as plain C functions named by their symbols."""
-    code = _object(compile_functions(functions, target))
-    narrow = round_bfloat16.NARROW
-    if narrow in target.instruction_sets and SIGNS.search(code):
-        code = _object(compile_functions(functions, target, narrow))
-    return code
+    code = _object(functions, target)
+    wide = without_narrow_vectors(target)
+    return _object(functions, wide) if wide != target and SIGNS.search(code) else code
 
 
-def _object(module: Any) -> bytes:
+def without_narrow_vectors(target: Target) -> Target:
+    """The target, with AVX-512's vectors of 512 bits alone if it has AVX-512."""
+    kept = tuple(name for name in target.features if name != round_bfloat16.NARROW)
+    return replace(target, features=kept)
+
+
+def _object(functions: Sequence[Any], target: Target) -> bytes:
     # A file in memory: a worker may be killed at any time and must leave nothing behind.
     with os.fdopen(os.memfd_create("kernels.o"), "rb") as file:
-        module.write_to_file(f"/proc/self/fd/{file.fileno()}", "o")
+        path = f"/proc/self/fd/{file.fileno()}"
+        compile_functions(functions, target).write_to_file(path, "o")
         return file.read()

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Any
 
 import tvm
@@ -47,8 +46,9 @@ def with_instruction(function: Any) -> Any:
     return function.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", SOURCE, function.body))
 
 
-def has_instruction(features: Set[str]) -> bool:
-    """True if code for a target with these ``mattr`` rounds by the instruction."""
+def has_instruction(description: Any) -> bool:
+    """True if code for a target of this description by TVM rounds by the instruction."""
+    features = {str(name) for name in description.attrs["mattr"]}
     known = {f"+{isa.rounding}" for isa in ISAS.values()}
     return not known.isdisjoint(features) and f"-{NARROW}" not in features
 
@@ -56,8 +56,7 @@ def has_instruction(features: Set[str]) -> bool:
 def _lower(call: Any) -> Any:
     (x,) = call.args
     lanes = lanes_of(x)
-    features = {str(name) for name in tvm.target.Target.current().attrs["mattr"]}
-    if lanes in VECTORS and has_instruction(features):
+    if lanes in VECTORS and has_instruction(tvm.target.Target.current()):
         return tirx.call_pure_extern(str(call.ty), _name(lanes), x)
     return rounded_by_integers(x)
 

@@ -76,6 +76,18 @@ def subgraphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
     return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 
 
+def read_inside(node: onnx.NodeProto) -> set[str]:
+    """The tensors that the node's nested graphs read or give. Names are unique through all of a
+    model's graphs, so a name that is made inside is none of an outer graph.
+    """
+    graphs = [graph for attribute in node.attribute for graph in subgraphs(attribute)]
+    names = {value.name for graph in graphs for value in graph.output}
+    for graph in graphs:
+        for inner in graph.node:
+            names |= {*inner.input} | read_inside(inner)
+    return names
+
+
 def inner_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Every tensor except the initializers of ``graph`` itself: those in attributes, in nested
     graphs, and sparse ones.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import networkx
 import onnx
 
-from gtco.support.onnx_messages import subgraphs
+from gtco.support.onnx_messages import read_inside, subgraphs
 
 
 def in_order(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -30,24 +30,11 @@ def _inner(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
     return [g for node in graph.node for a in node.attribute for g in subgraphs(a)]
 
 
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """The tensors that the node reads, those that its nested graphs take from outside included.
-    Names are unique through all of a model's graphs, so a name that is made inside is none of the
-    outer graph.
-    """
-    names = set(node.input)
-    for attribute in node.attribute:
-        for graph in subgraphs(attribute):
-            names |= {value.name for value in graph.output}
-            for inner in graph.node:
-                names |= _reads(inner)
-    return names
-
-
 def _before(graph: onnx.GraphProto) -> list[set[int]]:
     """The positions of the nodes whose results each node reads."""
     makers = {name: k for k, node in enumerate(graph.node) for name in node.output if name}
-    return [{makers[name] for name in _reads(node) if name in makers} for node in graph.node]
+    read = ({*node.input} | read_inside(node) for node in graph.node)
+    return [{makers[name] for name in names if name in makers} for names in read]
 
 
 def _is_ordered(graph: onnx.GraphProto) -> bool:

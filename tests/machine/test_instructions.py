@@ -4,8 +4,6 @@ that LLVM may use for its target, and the emitted code is compared with that lis
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 from dataclasses import replace
 from typing import Any
 
@@ -13,19 +11,18 @@ import pytest
 
 from gtco.codegen.llvm import (
     _object,
-    compile_functions,
     instruction_sets,
     llvm_target,
     object_code,
+    without_narrow_vectors,
 )
-from gtco.codegen.round_bfloat16 import NARROW
 from gtco.machine.target import TARGETS, TILES, detect
 from gtco.runtime.writing.table import normalize_features
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
 from gtco.tensor.sketch import RULES, family, sketches
 from gtco.tensor.space import Program, Sketch, build, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from tests.instructions import instructions, outside
+from tests.instructions import instructions, outside, undefined
 from tests.sketch.test_depthwise import conv as depthwise
 from tests.sketch.test_pool import pooling
 from tests.sketch.test_resize import resizing
@@ -212,24 +209,15 @@ def test_every_kernel_is_code_without_narrow_vectors_too(name: str) -> None:
     code would not.
     """
     machine = MACHINES[name]
+    without = without_narrow_vectors(machine)
+    assert without != machine
     for number, stage in enumerate(every_stage()):
         for sketch in sketches(stage, machine):
             if sketch.name == "fallback":
                 continue
             made = builds(sketch, f"k{number}_{sketch.name}", False)
-            names = [
-                undefined(_object(compile_functions(made, machine, without)))
-                for without in ("", NARROW)
-            ]
-            assert names[1] <= names[0], (stage.label, sketch.name)
-
-
-def undefined(code: bytes) -> set[bytes]:
-    with tempfile.NamedTemporaryFile(suffix=".o") as file:
-        file.write(code)
-        file.flush()
-        command = ["nm", "--undefined-only", "-j", file.name]
-        return {*subprocess.run(command, capture_output=True, check=True).stdout.split()}
+            names, wide = (undefined(_object(made, m)) for m in (machine, without))
+            assert wide <= names, (stage.label, sketch.name)
 
 
 def test_products_stay_in_whole_vectors() -> None:

@@ -44,15 +44,15 @@ class LibraryCache:
         copied: list[Path] = []
         try:
             known: dict[str, Any] = json.loads((entry / ENTRY).read_text())
+            _ = known["made"]
+            if _digest(known["report"]) != known["digest"]:
+                raise ValueError(ENTRY)
             for name, digest in known["files"].items():
                 if Path(name).name != name:
                     raise ValueError(name)
                 copied.append(place / name)
                 if _copy(entry / name, place / name) != digest:
                     raise ValueError(name)
-            if _digest(known["report"]) != known["digest"]:
-                raise ValueError(ENTRY)
-            _ = known["made"]
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             for path in copied:
                 path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx
 
 from gtco.frontend.expansion.writer import MICROSOFT, Unsuitable, Writer
-from gtco.support.onnx_messages import subgraphs
+from gtco.support.onnx_messages import read_inside, subgraphs
 
 Key = tuple[str, str]  # domain, operator
 # The new names of a node's outputs.
@@ -35,7 +35,9 @@ class Walk:
         self.undecided = undecided
         self.node = ""
         self.proto = onnx.NodeProto()
-        self.read = read_in(model.graph)
+        outputs = (value.name for value in model.graph.output)
+        inner = (({*node.input} | read_inside(node)) for node in model.graph.node)
+        self.read = set[str]().union(outputs, *inner) - {""}
         self._rules = rules
 
     def all(self, graph_nodes: Sequence[onnx.NodeProto], names: dict[str, str], keep: bool) -> None:
@@ -74,16 +76,6 @@ class Walk:
             self.writer.initializers.append(moved)
             self.writer.know(moved)
         return names
-
-
-def read_in(graph: onnx.GraphProto) -> set[str]:
-    """The names that a graph's nodes, its outputs and the graphs inside of it read."""
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for attribute in node.attribute:
-            found.update(*map(read_in, subgraphs(attribute)))
-    return found - {""}
 
 
 def _domain(name: str) -> str:

@@ -132,5 +132,3 @@ def combined(op: Callable[[Any, Any], Any], mean: bool = False) -> Override:
         return relax.op.divide(found, relax.const(len(inputs), found.ty.dtype)) if mean else found
 
     return translation
-
-

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from gtco.support.dtypes import is_float
+from gtco.support.onnx_messages import read_inside
 from gtco.verification.float64.operators import OPERATORS, Arithmetic, arithmetic
 from gtco.verification.float64.quantized import QUANTIZED
 from gtco.verification.float64.resizing import RESIZING
@@ -129,7 +130,8 @@ class _Bounded(ReferenceEvaluator):
         dtype = arithmetic.rules.dtype
         values: dict[str, Any] = {"": None, **self.rt_inits_, **feed_inputs}
         last = {name: n for n, node in enumerate(self.rt_nodes_) for name in node.input}
-        kept = {"", *wanted, *_read_inside(self.onnx_graph_)}
+        inner = () if self.onnx_graph_ is None else map(read_inside, self.onnx_graph_.node)
+        kept = {"", *wanted}.union(*inner)
         held = sum(_bytes(value) for value in feed_inputs.values())
         for n, node in enumerate(self.rt_nodes_):
             given = [_in(values[name], dtype) for name in node.input]
@@ -167,17 +169,6 @@ def _refuse_loops(node: Any, given: Sequence[Any]) -> None:
         elements = sum(int(getattr(value, "size", 0)) for value in given)
         if elements > ELEMENTS:
             raise Unjudged(f"its {kind} would loop over {elements} elements in Python")
-
-
-def _read_inside(graph: Any) -> set[str]:
-    """The names that subgraphs of the graph's nodes read."""
-    found: set[str] = set()
-    for node in graph.node if graph is not None else ():
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                found |= {name for n in inner.node for name in n.input} | _read_inside(inner)
-                found |= {value.name for value in inner.output}
-    return found
 
 
 def _plain_domains(model: Any) -> Any:
