@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from ctypes import addressof, c_int64, c_void_p
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from gtco.runtime.artifact import Artifact
 from gtco.runtime.library import OK
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import Cover, Step, TensorSpec, Variant
+from gtco.runtime.ranges import Parts
 from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import InputError, OptionError
 from gtco.support.sizes import Range
@@ -20,7 +22,7 @@ from tests.runtime.test_models import COLUMNS, SCALE, kernels
 from tests.runtime.test_variants import refs
 
 LOW, HIGH = 1, 9
-# of each choice of height and width, the samples of its parts and their prices
+# Of each choice of height and width, the samples of its parts and their prices.
 # At (2, 3) a part is as large as the range, and that of 4 has the lower price a sample.
 PARTS = {(2, 3): {1: 10, 4: 25, 9: 58}, (2, 5): {1: 10}, (3, 3): {1: 10, 2: 25, 6: 30}}
 
@@ -223,3 +225,32 @@ def test_shapes_are_kept_apart_in_two_handles(model: Model) -> None:
                 assert model(*given)[0].shape == given[0].shape
                 assert other(*wanted)[0].shape == wanted[0].shape
                 assert model(*given)[0].shape == given[0].shape
+
+
+def test_the_cheapest_parts() -> None:
+    """The table of csrc/cover.c and runtime/ranges.py: no other parts that cover the samples are
+    cheaper, whether they add up or the last one has more than are left.
+    """
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        others = rng.choice(np.arange(2, 20), int(rng.integers(0, 4)), replace=False)
+        parts = (1, *sorted(map(int, others)))
+        prices = tuple(int(p * rng.integers(50, 150)) for p in parts)
+        choice = Parts({}, 0, parts, prices)
+        exact = [0]
+        for n in range(1, 1200):
+            exact.append(
+                min(exact[n - p] + c for p, c in zip(parts, prices, strict=True) if p <= n)
+            )
+        for n in (*range(1, 40), 333, 1000, 1199):
+            found = choice.of(n)
+            more = [
+                exact[s] + c
+                for p, c in zip(parts, prices, strict=True)
+                for s in range(max(0, n - p + 1), n if p <= n else 1)
+            ]
+            assert sum(prices[i] for i in found) == min([exact[n], *more]), (parts, prices, n)
+            *others, last = (parts[i] for i in found)
+            assert sum(others) < n <= sum(others) + last
+            assert last <= n or not others  # it begins with a sample of the run
+            assert all(a >= b for a, b in pairwise(others))

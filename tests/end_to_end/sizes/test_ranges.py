@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from ctypes import POINTER, addressof, c_int64, c_void_p, cast
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,7 +20,6 @@ import gtco
 from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.cache import caching
 from gtco.driver.compiled import CompiledModel
-from gtco.driver.sizes.parts import _costs, candidates, kept, proof_sizes
 from gtco.runtime.module import load
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.sizes import Range
@@ -95,37 +94,6 @@ def test_inputs_in_any_memory(compiled: CompiledModel) -> None:
             got = compiled(given, out=out)
             assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
         assert np.array_equal(compiled.run({"x": x})["pooled"], want[1])
-
-
-def test_the_cheapest_parts() -> None:
-    """The table of csrc/cover.c and runtime/ranges.py: no other parts that cover the samples are
-    cheaper, whether they add up or the last one has more than are left.
-    """
-    from gtco.runtime.ranges import Parts
-
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        others = rng.choice(np.arange(2, 20), int(rng.integers(0, 4)), replace=False)
-        parts = (1, *sorted(map(int, others)))
-        prices = tuple(int(p * rng.integers(50, 150)) for p in parts)
-        choice = Parts({}, 0, parts, prices)
-        exact = [0]
-        for n in range(1, 1200):
-            exact.append(
-                min(exact[n - p] + c for p, c in zip(parts, prices, strict=True) if p <= n)
-            )
-        for n in (*range(1, 40), 333, 1000, 1199):
-            found = choice.of(n)
-            more = [
-                exact[s] + c
-                for p, c in zip(parts, prices, strict=True)
-                for s in range(max(0, n - p + 1), n if p <= n else 1)
-            ]
-            assert sum(prices[i] for i in found) == min([exact[n], *more]), (parts, prices, n)
-            *others, last = (parts[i] for i in found)
-            assert sum(others) < n <= sum(others) + last
-            assert last <= n or not others  # it begins with a sample of the run
-            assert all(a >= b for a, b in pairwise(others))
 
 
 def test_the_library_takes_the_same_parts(compiled: CompiledModel) -> None:
@@ -384,34 +352,6 @@ def test_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not first.cached and again.cached
     assert list(first.variants) == list(again.variants)
     assert all(one.verification.passed for one in again.variants.values())
-
-
-def test_candidates_and_what_is_kept() -> None:
-    assert candidates(Range(1, 64), 2) == [1, 4, 16]
-    assert candidates(Range(1, 64), 32) == [1, 4, 16, 64]
-    assert candidates(Range(1, 8, weighted=(3,)), 2) == [1, 3, 4, 8]
-    assert candidates(Range(4, 64, 4), 2) == [4, 16, 64]
-    assert candidates(Range(6, 60, 3), 2) == [3, 12, 48]
-    assert candidates(Range(5, 8), 2) == [1, 4, 8]
-    assert candidates(Range(1000, 3000, 1000), 2) == [25, 100, 400]
-    assert proof_sizes(Range(1, 40), [1, 4, 16]) == [11, 40]
-    assert proof_sizes(Range(1, 8), [1, 4, 8]) == [7]
-    assert proof_sizes(Range(6, 6000, 3), [3, 12, 48]) == [33, 6000]
-    assert proof_sizes(Range(3, 1 << 20), [3, 12, 48]) == [33, 16383]
-    images = {1: 600_000, 4: 4 * 600_000}  # bytes of a module's example inputs
-    assert proof_sizes(Range(1, 2000), [1, 4, 16], images) == [11, 223]
-    assert proof_sizes(Range(1, 2000), [1, 4], {1: 1 << 30, 4: 1 << 32}) == [11, 64]
-    assert proof_sizes(Range(1, 2000), [1, 4], {1: 8, 4: 8}) == [11, 2000]
-    assert proof_sizes(Range(1000, 3000, 1000), [25, 100, 400]) == [275, 3000]
-    assert proof_sizes(Range(1, 1), [1]) == [2, 4] and proof_sizes(Range(3, 3), [3]) == [6]
-    # the same price a sample: one part is enough, and a weighted one stays
-    assert kept(Range(1, 64), {1: 1.0, 4: 4.0, 16: 16.0}) == [1]
-    assert kept(Range(1, 64, weighted=(16,)), {1: 1.0, 4: 4.0, 16: 16.0}) == [1, 16]
-    # starting costs as much as 20 samples
-    prices = {n: 20.0 + n for n in (1, 4, 16)}
-    assert kept(Range(1, 64), prices) == [1, 4, 16]
-    # 5 is two of 4 or one of 16, and 21 is two of 16
-    assert _costs([1, 5, 21], [1, 4, 16], prices) == [21.0, 36.0, 72.0]
 
 
 def detector(gather: str) -> onnx.ModelProto:
