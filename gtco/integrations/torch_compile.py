@@ -106,6 +106,7 @@ class Graph:
             for made in same:
                 if made.has_weights(arguments):
                     return made
+            _check_call(arguments)
             new = self._of_a_range(key, arguments) or self._specialized(arguments)
             for other, ones in self._made.items():
                 self._made[other] = [one for one in ones if one.alive]
@@ -185,7 +186,6 @@ class Specialized:
         """``floats``: the arguments that the graph does not read. ``batch``: the library is for the
         range of its sizes. Then raises ShapeError if the model cannot be run in parts.
         """
-        _check_inference(arguments)
         with _apart():
             self.facts = facts = _examined(graph_module, arguments)
             frozen = [n for n in constants if n not in facts.written]
@@ -203,6 +203,7 @@ class Specialized:
 
                 module = _Frozen(graph_module, arguments, self.fed, facts, batch)
                 inputs = tuple(arguments[n] for n in self.fed)
+                _check_sizes(inputs)
                 chosen = dict(options)
                 if batch is not None:
                     chosen["dims"] = {module.places(batch): batch.sizes}
@@ -216,7 +217,6 @@ class Specialized:
         """The same library at another size of its range. None if the graph has other results
         there.
         """
-        _check_inference(arguments)
         facts = self._any.at(batch.of(arguments)) if self._any is not None else None
         if facts is None:
             with _apart():
@@ -346,7 +346,7 @@ class _Frozen(torch.nn.Module):
         return ",".join(f"{names[number]}.{axis}" for number, axis in batch.places)
 
 
-def _check_inference(arguments: Sequence[Any]) -> None:
+def _check_call(arguments: Sequence[Any]) -> None:
     """Raises ModelError if PyTorch would record the call for gradients, or run it elsewhere."""
     tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -366,6 +366,16 @@ def _check_inference(arguments: Sequence[Any]) -> None:
             "torch.compile: move the model and its inputs with .to('cpu'). For GPUs there is "
             "gtco.compile_to_file(..., target='cuda:...') and gtco.load"
         )
+
+
+def _check_sizes(inputs: Sequence[Any]) -> None:
+    """Raises ShapeError for an empty tensor."""
+    for value in inputs:
+        if value.numel() == 0:
+            raise ShapeError(
+                f"a tensor of shape {tuple(value.shape)} is empty, and gtco compiles for sizes of "
+                "1 or more: give such a call to the model that you gave torch.compile"
+            )
 
 
 def _laid_out(result: Result, value: Any) -> Any:

@@ -36,6 +36,15 @@ def test_new_sizes_are_compiled_when_they_are_seen(compiles):
     assert [seen.shapes for seen in compiles[2:]] == [[(7, 4)]]
 
 
+def test_an_empty_batch_is_refused_and_the_next_one_runs(compiles):
+    model = torch.nn.Linear(4, 2)
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    assert "(0, 4) is empty" in refused(ShapeError, lambda: compiled(torch.randn(0, 4)))
+    x = torch.randn(3, 4)
+    check_same(compiled(x), model(x))
+    assert "(0, 4) is empty" in refused(ShapeError, lambda: compiled(torch.randn(0, 4)))
+
+
 class Windows(torch.nn.Module):
     """Of a batch of images: windows, the images in a mask, and their number."""
 
