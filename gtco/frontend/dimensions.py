@@ -108,8 +108,8 @@ def open_axes(inputs: Sequence[onnx.ValueInfoProto], symbols: bool) -> list[Open
                 continue
             if dim.HasField("dim_value") and dim.dim_value == 0:
                 raise ShapeError(
-                    f"input '{value.name}' is empty: axis {axis} has size 0. Give an example with, or "
-                    "export the model with, sizes of 1 or more"
+                    f"input '{value.name}' is empty: axis {axis} has size 0. Give an example with "
+                    "sizes of 1 or more, or export the model with them"
                 )
             written = _written(dim)
             name = f"{value.name}.{axis}" if written in unknown else written

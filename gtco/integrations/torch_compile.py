@@ -32,6 +32,7 @@ from gtco.integrations.torch_graph import (
     examine,
     floats_of,
     sharing,
+    with_autocast,
     with_floats,
 )
 from gtco.integrations.torch_sizes import Batch, batch_of
@@ -81,7 +82,7 @@ class Graph:
     def __init__(
         self, graph_module: Any, arguments: Sequence[Any], options: Mapping[str, Any]
     ) -> None:
-        self.graph_module, self.options = graph_module, options
+        self.graph_module, self.options = with_autocast(graph_module), options
         self.constants = constants_of(graph_module, arguments)
         self.floats = floats_of(graph_module)
         self.is_dynamic = any(isinstance(value, SYMBOLS) for value in arguments)

@@ -130,6 +130,30 @@ def with_floats(graph_module: Any, values: Mapping[int, float]) -> Any:
     return torch.fx.GraphModule(graph_module, graph)
 
 
+def with_autocast(graph_module: Any) -> Any:
+    """The graph, whose autocast regions also take effect while torch.export traces it. torch's own
+    calls, which torch.compile writes, are only noted down there, and the types after them are those
+    outside of the region.
+    """
+    own = {torch.amp.autocast_mode._enter_autocast: _enter, torch.amp._exit_autocast: _exit}
+    if not any(node.target in own for node in graph_module.graph.nodes):
+        return graph_module
+    graph = copy.deepcopy(graph_module.graph)
+    for node in graph.nodes:
+        node.target = own.get(node.target, node.target)
+    return torch.fx.GraphModule(graph_module, graph)
+
+
+def _enter(device: str, dtype: Any, enabled: bool, cached: bool | None) -> Any:
+    region = torch.autocast(device, dtype, enabled, cached)
+    region.__enter__()
+    return region
+
+
+def _exit(region: Any) -> None:
+    region.__exit__(None, None, None)
+
+
 def _reads(node: Any) -> bool:
     return bool(node.op == "call_method" and node.target == "item")
 
@@ -212,6 +236,11 @@ def _facts(
         if not isinstance(value, torch.Tensor):
             found.append(Result(value=value))
             continue
+        if value.is_complex():
+            raise UnsupportedError(
+                "a result of the graph is complex, and gtco's results are real: return "
+                "torch.view_as_real(result)"
+            )
         storage = _storage(value)
         owner = given[storages.index(storage)] if storage in storages else results[bases[number]]
         if owner.dtype != value.dtype:

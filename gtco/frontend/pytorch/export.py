@@ -55,13 +55,16 @@ def export(
                 "shapes of its example_inputs. Give tensors of the sizes you want, or export it "
                 "with torch.export.export(..., dynamic_shapes=...) and compile that"
             )
-        return Exported(*_export(torch, model, example_inputs), kind, _autocast(torch))
+        program, names = _export(torch, model, example_inputs)
+        _check_constants(torch, program)
+        return Exported(program, names, kind, _autocast(torch))
     if isinstance(model, torch.export.ExportedProgram):
         if example_inputs is not None:
             raise OptionError(
                 "example_inputs is for modules, and an ExportedProgram brings its own: leave it "
                 "out, and give sizes of dynamic dimensions as shapes"
             )
+        _check_constants(torch, model)
         return Exported(model, _output_names(model), kind)
     raise ModelError(f"a model is an nn.Module, an ExportedProgram or ONNX, not {kind}")
 
@@ -81,6 +84,20 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
             f"{first_line(error)}. torch.export.save(torch.export.export(model, args), "
             "'model.pt2') writes one"
         ) from error
+
+
+def _check_constants(torch: Any, program: Any) -> None:
+    """Raises ModelError for a constant without a value. torch.export makes one of a tensor that
+    torch.func differentiates by.
+    """
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    for name, value in program.constants.items():
+        if isinstance(value, torch.Tensor) and is_wrapped(value):
+            raise ModelError(
+                f"torch.export keeps no value of a tensor that torch.func differentiates by "
+                f"('{name}'), so its program is not the model's: write the derivative out, or "
+                "leave it outside of the compiled model"
+            )
 
 
 def _autocast(torch: Any) -> str:

@@ -3,6 +3,7 @@
 
 - ``avg_pool`` with a ``divisor_override``, which the exporter leaves out;
 - attention of grouped queries with a negative scale, of which it takes the square root;
+- ``pad`` that wraps (``circular``) with a negative amount. PyTorch cuts first, then wraps;
 - ``scatter_reduce`` by ``mean``, which it writes as another reduction;
 - antialiased ``interpolate`` with ``align_corners``, or by a factor that gives no whole size. The
   exporter leaves both out.
@@ -41,6 +42,8 @@ def _mistake(name: str, given: Mapping[str, Any], node: Any) -> str:
     if name == "scaled_dot_product_attention" and given.get("enable_gqa"):
         if (given.get("scale") or 0.0) < 0.0:
             return "the sign of the scale beside enable_gqa"
+    if name == "pad" and given.get("mode") == "circular" and min(given["pad"]) < 0:
+        return "that a negative pad cuts before the rest wraps (slice first, then pad)"
     if name.startswith("scatter_reduce") and given.get("reduce") == "mean":
         return "that the values are averaged (reduce='mean')"
     if name.startswith("_upsample_") and name.endswith("_aa"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, interpolate
+from torch.nn.functional import avg_pool2d, interpolate, pad
 
 from gtco.frontend.pytorch.load import load_pytorch
 from gtco.graph.lower.walk import lower
@@ -35,13 +35,14 @@ def averaged(x: Tensor, how: str) -> Tensor:
     [
         (lambda x: avg_pool2d(x, 3, divisor_override=5), "divisor_override"),
         (lambda x: averaged(x, "mean"), "reduce='mean'"),
+        (lambda x: pad(x, (-2, 3, 0, 0), mode="circular"), "negative pad"),
         (lambda x: interpolate(x, scale_factor=0.55, mode="bilinear", antialias=True), "factor"),
         (
             lambda x: interpolate(x, (4, 5), mode="bicubic", antialias=True, align_corners=True),
             "align_corners beside antialias",
         ),
     ],
-    ids=["divisor", "mean", "factor", "corners"],
+    ids=["divisor", "mean", "pad", "factor", "corners"],
 )
 def test_what_the_exporter_leaves_out_is_refused(
     function: Callable[[Tensor], Tensor], named: str
@@ -55,10 +56,12 @@ def test_what_the_exporter_leaves_out_is_refused(
     [
         lambda x: avg_pool2d(x, 3),
         lambda x: averaged(x, "sum"),
+        lambda x: pad(x, (0, 3, 0, 0), mode="circular"),
+        lambda x: pad(x, (-2, 3, 0, 0), mode="reflect"),
         lambda x: interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
         lambda x: interpolate(x, (4, 5), mode="bicubic", antialias=True),
     ],
-    ids=["pool", "sum", "factor", "size"],
+    ids=["pool", "sum", "wrapped", "reflected", "factor", "size"],
 )
 def test_what_it_writes_rightly_is_compiled(function: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)

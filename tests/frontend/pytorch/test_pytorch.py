@@ -153,6 +153,14 @@ def test_a_module_without_values_is_refused() -> None:
         load_pytorch(Module(lambda x, *_: x).to("meta"), (X.to("meta"),))
 
 
+def test_derivatives_by_an_input_are_refused() -> None:
+    def derivative(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        return torch.func.grad(lambda y: (y.sin() * y).sum())(x)
+
+    with pytest.raises(ModelError, match=r"torch.func differentiates by"):
+        load_pytorch(Module(derivative), (X,))
+
+
 def test_what_torch_refuses_shows_no_traceback(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
