@@ -2,6 +2,8 @@
 2.13, onnxscript 0.7). They are refused.
 
 - ``avg_pool`` with a ``divisor_override``, which the exporter leaves out;
+- ``cross_entropy`` with ``label_smoothing``, which it leaves out;
+- shifts of bytes without a sign, of which it makes bytes with one;
 - attention of grouped queries with a negative scale, of which it takes the square root;
 - ``pad`` that wraps (``circular``) with a negative amount. PyTorch cuts first, then wraps;
 - ``scatter_reduce`` by ``mean``, which it writes as another reduction;
@@ -15,6 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gtco.support.errors import UnsupportedError
+
+SHIFTS = ("__lshift__", "__rshift__", "bitwise_left_shift", "bitwise_right_shift")
 
 
 def refuse_mistakes(program: Any) -> None:
@@ -42,6 +46,10 @@ def _mistake(name: str, given: Mapping[str, Any], node: Any) -> str:
     if name == "scaled_dot_product_attention" and given.get("enable_gqa"):
         if (given.get("scale") or 0.0) < 0.0:
             return "the sign of the scale beside enable_gqa"
+    if name == "cross_entropy_loss" and given.get("label_smoothing"):
+        return "label_smoothing"
+    if name in SHIFTS and "uint8" in str(node.meta["val"].dtype):
+        return "that the bytes have no sign (shift int32 instead)"
     if name == "pad" and given.get("mode") == "circular" and min(given["pad"]) < 0:
         return "that a negative pad cuts before the rest wraps (slice first, then pad)"
     if name.startswith("scatter_reduce") and given.get("reduce") == "mean":

@@ -2,12 +2,15 @@
 
 - ``scaled_dot_product_attention`` of tensors without four axes: one head without a batch has two or
   three axes, and the windows of Hiera have five. With a negative scale, of which the exporter takes
-  the square root. And with a mask that may hide all keys of a row: torch gives zeros there, and the
-  exporter's form the mean of the values or NaN;
+  the square root. And with a mask that may hide all keys of a row, also of grouped queries: torch
+  gives zeros there, and the exporter's form the mean of the values or NaN;
 - ``atan2``, which it writes with the wrong half at 0 and a negative number;
 - ``logaddexp``, which it writes as a logarithm of exponentials that overflow;
 - ``index_put`` where a mask chooses (``x[mask] = token``), which it writes as a scatter to places
   whose number is known only at run time;
+- ``softmax``, ``log_softmax`` and ``mean`` in another type (``dtype=``), to which it casts the
+  result and not the tensor: means of integers lose their fractions;
+- ``cummax`` and ``cummin``, of which ONNX has no operator (the text of GroundingDINO);
 - ``_is_all_true`` and ``_is_any_true``, by which transformers looks at masks and anchors.
 """
 
@@ -22,7 +25,8 @@ def translations(torch: Any) -> dict[Any, Any]:
     """What ``torch.onnx.export`` takes as ``custom_translation_table``."""
     attention = torch.ops.aten.scaled_dot_product_attention.default
     put = {torch.ops.aten.index_put.default: _index_put()}
-    return {attention: _attention(), **put, **functions(torch), **truths(torch)}
+    alone = {**casting_first(torch), **running(torch), **truths(torch)}
+    return {attention: _attention(), **put, **functions(torch), **alone}
 
 
 def _index_put() -> Any:
@@ -71,6 +75,77 @@ def functions(torch: Any) -> dict[Any, Any]:
     return {aten.atan2.default: atan2, aten.logaddexp.default: logaddexp}
 
 
+def casting_first(torch: Any) -> dict[Any, Any]:
+    """The same for operators that compute in another type than their tensor's."""
+    from onnxscript import opset20 as op
+    from onnxscript.function_libs.torch_lib.ops.core import aten_mean_dim, aten_softmax
+    from onnxscript.function_libs.torch_lib.ops.special import aten_special_log_softmax
+
+    def softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
+        if dtype in (None, -1) or not x.shape:
+            return aten_softmax(x, dim, dtype)
+        return op.Softmax(op.Cast(x, to=dtype), axis=dim)
+
+    def log_softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
+        if dtype in (None, -1) or not x.shape:
+            return aten_special_log_softmax(x, dim, dtype)
+        return op.LogSoftmax(op.Cast(x, to=dtype), axis=dim)
+
+    def mean(
+        x: Any, dim: Sequence[int] | None, keepdim: bool = False, dtype: int | None = None
+    ) -> Any:
+        axes = op.Constant(value_ints=list(dim or range(len(x.shape))))
+        if dtype in (None, -1) or not x.shape:
+            return aten_mean_dim(x, axes, keepdim, dtype)
+        return op.ReduceMean(op.Cast(x, to=dtype), axes, keepdims=keepdim)
+
+    aten = torch.ops.aten
+    return {
+        aten.softmax.int: softmax,
+        aten.log_softmax.int: log_softmax,
+        aten.mean.dim: mean,
+    }
+
+
+def running(torch: Any) -> dict[Any, Any]:
+    """The same for running extremes along an axis of n elements, each by the n x n of its pairs."""
+    import numpy
+    import onnx_ir
+    from onnxscript import opset20 as op
+
+    def extreme(reduced: Any, place: Any, sign: int) -> Any:
+        """``sign``: that of the number that is chosen last."""
+
+        def translated(x: Any, dim: int) -> Any:
+            """A tensor -> the extremes so far and the places of the latest of them."""
+            rank = len(x.shape)
+            if not rank:
+                return op.Identity(x), op.Constant(value=onnx_ir.tensor(0))
+            axis, kind = dim % rank, x.dtype.numpy()
+            n = x.shape[axis]
+            if not isinstance(n, int):
+                raise NotImplementedError("running extremes along an axis of an open size")
+            worst: float = sign * math.inf
+            if numpy.issubdtype(kind, numpy.integer):
+                worst = numpy.iinfo(kind).min if sign < 0 else numpy.iinfo(kind).max
+            seen = numpy.tri(n, dtype=bool).reshape(n, n, *[1] * (rank - 1 - axis))
+            pairs = op.Unsqueeze(x, op.Constant(value_ints=[axis]))
+            unseen = op.Constant(value=onnx_ir.tensor(worst, dtype=x.dtype))
+            pairs = op.Where(op.Constant(value=onnx_ir.tensor(seen)), pairs, unseen)
+            along = op.Constant(value_ints=[axis + 1])
+            return reduced(pairs, along, keepdims=0), place(
+                pairs, axis=axis + 1, keepdims=0, select_last_index=1
+            )
+
+        return translated
+
+    aten = torch.ops.aten
+    return {
+        aten.cummax.default: extreme(op.ReduceMax, op.ArgMax, -1),
+        aten.cummin.default: extreme(op.ReduceMin, op.ArgMin, 1),
+    }
+
+
 def truths(torch: Any) -> dict[Any, Any]:
     """The same for the questions about booleans alone."""
     import onnx_ir
@@ -98,6 +173,13 @@ def _attention() -> Any:
     from onnxscript import opset20 as op
     from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
 
+    def repeated(x: Any, times: int) -> Any:
+        """[b, h, n, d] -> [b, h * times, n, d], in which each head follows itself."""
+        _, heads, _, depth = x.shape
+        each = op.Unsqueeze(x, op.Constant(value_ints=[2]))
+        each = op.Expand(each, op.Constant(value_ints=[1, 1, times, 1, 1]))
+        return op.Reshape(each, op.Constant(value_ints=[0, heads * times, -1, depth]))
+
     def attention(
         query: Any,
         key: Any,
@@ -112,6 +194,10 @@ def _attention() -> Any:
         negative = scale is not None and scale < 0
         ranks = {len(x.shape) for x in (query, key, value)}
         width = query.shape[-1]
+        if enable_gqa and attn_mask is not None and ranks == {4}:
+            heads, groups = query.shape[1], key.shape[1]
+            key, value = (repeated(x, heads // groups) for x in (key, value))
+            enable_gqa = False
         plain = ranks == {4} and not negative and attn_mask is None
         if plain or enable_gqa or len(ranks) > 1 or not isinstance(width, int):
             return aten_scaled_dot_product_attention(

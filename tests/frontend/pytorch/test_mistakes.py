@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, interpolate, pad
+from torch.nn.functional import avg_pool2d, cross_entropy, interpolate, pad
 
 from gtco.frontend.pytorch.load import load_pytorch
 from gtco.graph.lower.walk import lower
@@ -35,6 +35,8 @@ def averaged(x: Tensor, how: str) -> Tensor:
     [
         (lambda x: avg_pool2d(x, 3, divisor_override=5), "divisor_override"),
         (lambda x: averaged(x, "mean"), "reduce='mean'"),
+        (lambda x: cross_entropy(x, x[:, 0].long(), label_smoothing=0.1), "label_smoothing"),
+        (lambda x: x.to(torch.uint8) >> 1, "bytes have no sign"),
         (lambda x: pad(x, (-2, 3, 0, 0), mode="circular"), "negative pad"),
         (lambda x: interpolate(x, scale_factor=0.55, mode="bilinear", antialias=True), "factor"),
         (
@@ -42,7 +44,7 @@ def averaged(x: Tensor, how: str) -> Tensor:
             "align_corners beside antialias",
         ),
     ],
-    ids=["divisor", "mean", "pad", "factor", "corners"],
+    ids=["divisor", "mean", "smoothing", "shift", "pad", "factor", "corners"],
 )
 def test_what_the_exporter_leaves_out_is_refused(
     function: Callable[[Tensor], Tensor], named: str
@@ -56,12 +58,14 @@ def test_what_the_exporter_leaves_out_is_refused(
     [
         lambda x: avg_pool2d(x, 3),
         lambda x: averaged(x, "sum"),
+        lambda x: cross_entropy(x, x[:, 0].abs().long().clamp(max=1), reduction="none"),
+        lambda x: x.to(torch.int32) >> 1,
         lambda x: pad(x, (0, 3, 0, 0), mode="circular"),
         lambda x: pad(x, (-2, 3, 0, 0), mode="reflect"),
         lambda x: interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
         lambda x: interpolate(x, (4, 5), mode="bicubic", antialias=True),
     ],
-    ids=["pool", "sum", "wrapped", "reflected", "factor", "size"],
+    ids=["pool", "sum", "entropy", "shift", "wrapped", "reflected", "factor", "size"],
 )
 def test_what_it_writes_rightly_is_compiled(function: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)

@@ -60,6 +60,14 @@ def test_rows_of_which_all_keys_are_hidden(lead: tuple[int, ...], kind: str) -> 
     _check(Attention(), (*_tensors(*lead), mask))
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_rows_of_grouped_queries_of_which_all_keys_are_hidden(groups: int) -> None:
+    mask = torch.rand(3, 1, 5, 7) > 0.3
+    mask[1, :, 2] = False
+    q, k, v = torch.randn(3, 4, 5, 8), torch.randn(3, groups, 7, 8), torch.randn(3, groups, 7, 6)
+    _check(Attention(enable_gqa=True), (q, k, v, mask))
+
+
 def test_causal() -> None:
     _check(Attention(is_causal=True), _tensors(3))
 
@@ -93,6 +101,44 @@ def test_a_negative_scale(lead: tuple[int, ...]) -> None:
 def test_grouped_queries() -> None:
     q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)
     _check(Attention(enable_gqa=True), (q, k, v))
+
+
+class OfOne(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.softmax(x, 1, dtype=torch.float32),
+        lambda x: torch.log_softmax(x, -1, dtype=torch.float32),
+        lambda x: x.mean(1, dtype=torch.float32),
+        lambda x: x.mean((0, 2), keepdim=True, dtype=torch.float32),
+        lambda x: x.mean([], dtype=torch.float32),
+        lambda x: x.float().mean([0, -1], keepdim=True),
+        lambda x: x.float().mean(None, keepdim=True),
+        lambda x: torch.ops.aten.softmax.int(x.float(), 1, None),
+    ],
+    ids=["softmax", "log_softmax", "mean", "means", "all", "floats", "all_floats", "softmax_none"],
+)
+def test_integers_are_cast_first(function: Any) -> None:
+    _check(OfOne(function), (torch.randint(-3, 4, (2, 5, 3)),))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("function", [torch.cummax, torch.cummin], ids=["max", "min"])
+def test_running_extremes(function: Any, dtype: Any, dim: int) -> None:
+    """Of equal ones the last has the place."""
+    x = torch.randint(-3, 4, (4, 6, 5)).to(dtype)
+    x[1, 2, 3] = -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+    _check(OfOne(lambda x: function(x, dim).values), (x,))
+    _check(OfOne(lambda x: function(x, dim).indices), (x,))
 
 
 class OfTwo(nn.Module):
