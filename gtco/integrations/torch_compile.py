@@ -23,6 +23,7 @@ import torch
 from torch._dynamo.convert_frame import compile_lock
 
 from gtco.integrations.torch_batches import AnyBatch, any_batch
+from gtco.integrations.torch_calls import with_calls
 from gtco.integrations.torch_graph import (
     WRITES_SHARED,
     Facts,
@@ -32,7 +33,6 @@ from gtco.integrations.torch_graph import (
     examine,
     floats_of,
     sharing,
-    with_autocast,
     with_floats,
 )
 from gtco.integrations.torch_sizes import Batch, batch_of
@@ -82,7 +82,7 @@ class Graph:
     def __init__(
         self, graph_module: Any, arguments: Sequence[Any], options: Mapping[str, Any]
     ) -> None:
-        self.graph_module, self.options = with_autocast(graph_module), options
+        self.graph_module, self.options = with_calls(graph_module), options
         self.constants = constants_of(graph_module, arguments)
         self.floats = floats_of(graph_module)
         self.is_dynamic = any(isinstance(value, SYMBOLS) for value in arguments)
@@ -202,7 +202,7 @@ class Specialized:
             elif facts.computed or facts.written:
                 from gtco.compiler import compile_model
 
-                module = _Frozen(graph_module, arguments, self.fed, facts, batch)
+                module = TracedGraph(graph_module, arguments, self.fed, facts, batch)
                 inputs = tuple(arguments[n] for n in self.fed)
                 _check_sizes(inputs)
                 chosen = dict(options)
@@ -298,7 +298,7 @@ def _state(tensor: Any) -> tuple[int, int]:
     return (-1 if tensor.is_inference() else tensor._version, tensor.data_ptr())
 
 
-class _Frozen(torch.nn.Module):
+class TracedGraph(torch.nn.Module):
     """The graph as a module of its tensors that are not weights. It returns the results that have
     to be computed, and then the new values of what the graph writes to. With ``batch`` it takes
     that size from its inputs.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -130,30 +131,6 @@ def with_floats(graph_module: Any, values: Mapping[int, float]) -> Any:
     return torch.fx.GraphModule(graph_module, graph)
 
 
-def with_autocast(graph_module: Any) -> Any:
-    """The graph, whose autocast regions also take effect while torch.export traces it. torch's own
-    calls, which torch.compile writes, are only noted down there, and the types after them are those
-    outside of the region.
-    """
-    own = {torch.amp.autocast_mode._enter_autocast: _enter, torch.amp._exit_autocast: _exit}
-    if not any(node.target in own for node in graph_module.graph.nodes):
-        return graph_module
-    graph = copy.deepcopy(graph_module.graph)
-    for node in graph.nodes:
-        node.target = own.get(node.target, node.target)
-    return torch.fx.GraphModule(graph_module, graph)
-
-
-def _enter(device: str, dtype: Any, enabled: bool, cached: bool | None) -> Any:
-    region = torch.autocast(device, dtype, enabled, cached)
-    region.__enter__()
-    return region
-
-
-def _exit(region: Any) -> None:
-    region.__exit__(None, None, None)
-
-
 def _reads(node: Any) -> bool:
     return bool(node.op == "call_method" and node.target == "item")
 
@@ -177,7 +154,8 @@ def examine(graph_module: Any, arguments: Sequence[Any]) -> Facts:
     if seen.random or any(m.training for m in graph_module.modules() if not _is_graph(m)):
         raise ModelError(
             f"the graph has {seen.random or 'a module in training mode'}, as modules have in "
-            "training mode: gtco compiles for inference; call model.eval() first"
+            "training mode: gtco compiles for inference; call model.eval() first, and draw random "
+            "numbers outside of the compiled function"
         )
     storages = [_storage(value) if isinstance(value, torch.Tensor) else None for value in given]
     written = tuple(n for n, storage in enumerate(storages) if storage in seen.written)
@@ -306,6 +284,8 @@ class _Watch(TorchDispatchMode):
     - ``random``: an operator that a module has in training mode, in words.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.written: set[int | None] = set()
@@ -313,6 +293,8 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):  # torch.cond, whose branches write to nothing
+            return func(*args, **kwargs)
         arguments = arguments_of(func._schema, args, kwargs)
         given = {argument.name: value for argument, value in arguments}
         for value in written_of(arguments):

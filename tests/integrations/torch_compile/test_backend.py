@@ -359,30 +359,6 @@ def test_the_digest_of_a_module():
     assert digest(Own(), x) is None
 
 
-class Regions(torch.nn.Module):
-    """A product in an autocast region, one in a region that turns it off, and casts after both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-
-    def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
-            y = self.linear(x)
-            with torch.autocast("cpu", enabled=False):
-                z = self.linear(x)
-            return y.float() + x, y, z
-
-
-def test_autocast_regions_of_a_module():
-    model, x = Regions(), torch.randn(2, 4)
-    found, expected = torch.compile(model, backend=backend)(x), model(x)
-    assert [value.dtype for value in found] == [torch.float32, torch.bfloat16, torch.float32]
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=0.03, rtol=0.03)
-    torch.testing.assert_close(found[2], expected[2])
-
-
 def test_complex_results_are_refused(compiles):
     text = refused(
         UnsupportedError,
