@@ -30,5 +30,5 @@ def test_candidates_and_what_is_kept() -> None:
     # starting costs as much as 20 samples
     prices = {n: 20.0 + n for n in (1, 4, 16)}
     assert kept(Range(1, 64), prices) == [1, 4, 16]
-    # 5 is two of 4 or one of 16, and 21 is two of 16
-    assert _costs([1, 5, 21], [1, 4, 16], prices) == [21.0, 36.0, 72.0]
+    # 5 is two of 4 or one of 16, 21 is two of 16, and so is 31, in which they overlap by one
+    assert _costs([1, 5, 21, 31], [1, 4, 16], prices) == [21.0, 36.0, 72.0, 72.0]

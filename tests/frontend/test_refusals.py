@@ -30,6 +30,10 @@ def refusal(model: onnx.ModelProto) -> str | None:
     return None
 
 
+def parsed(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
+
+
 @pytest.mark.parametrize(
     "seeds", [range(6), pytest.param(range(6, 120), marks=pytest.mark.scheduled)]
 )
@@ -197,8 +201,8 @@ FIXED = {
         "'t' of its equation is 8 and 16",
     ),
     "Gather": (
-        "g (float[1,8] x) => (float[1,1] y) <int64[1] i = {20}> { y = Gather<axis=1>(x, i) }",
-        "it picks element 20 along axis 1, which has 8",
+        "g (float[1,8] x) => (float[1,1] y) <int64[1] i = {8}> { y = Gather<axis=1>(x, i) }",
+        "it picks element 8 along axis 1, which has 8",
     ),
     "Pad": (
         "g (float[1,8] x) => (float[1,n] y) <int64[4] p = {0,-5,0,-6}> { y = Pad(x, p) }",
@@ -215,16 +219,45 @@ FIXED = {
 }
 
 
+RANKS_AND_ONES = {
+    "LayerNormalization": (
+        "g (float[2,8] x, float[1,2,8] s) => (float[2,8] y) { y = LayerNormalization(x, s) }",
+        "'s' has the shape [1, 2, 8], and what it scales [2, 8]",
+    ),
+    "Einsum": (
+        "g (float[8] x, float[1] v, float[16] w) => (float[t] y) "
+        '{ y = Einsum<equation="t,t,t->t">(x, v, w) }',
+        "'t' of its equation is 8 and 16",
+    ),
+}
+
+
 @pytest.mark.parametrize("operator", FIXED)
 def test_sizes_that_do_not_fit_a_node(operator: str) -> None:
     """They come with a size of a dimension that the model itself fixes."""
     text, wanted = FIXED[operator]
-    said = refusal(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}'))
+    said = refusal(parsed(text))
     if wanted is None:  # an output of size 0
         assert said is None or operator in said
         return
     assert said is not None and f"({operator}) breaks a rule of ONNX: {wanted}" in said
     assert "check the sizes given with --shape or --dim" in said
+
+
+@pytest.mark.parametrize("operator", RANKS_AND_ONES)
+def test_ranks_and_sizes_of_1(operator: str) -> None:
+    text, wanted = RANKS_AND_ONES[operator]
+    said = refusal(parsed(text))
+    assert said is not None and wanted in said
+
+
+def test_a_window_that_just_fits_a_padded_image() -> None:
+    assert refusal(
+        parsed(
+            "g (float[1,1,8,8] x, float[1,1,9,1] w) => (float[1,1,1,8] y) "
+            "{ y = Conv<pads=[0,0,1,0]>(x, w) }"
+        )
+    ) is None
 
 
 def test_an_input_without_a_shape_is_named() -> None:

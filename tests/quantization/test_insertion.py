@@ -88,9 +88,9 @@ def test_the_values_are_those_of_rounded_operands() -> None:
 
 def test_channels_of_zeros_and_of_tiny_weights() -> None:
     w = np.zeros((3, 4), np.float32)
-    w[:, 1], w[:, 2] = 1e-44, [1.0, -2.0, 0.5]
+    w[:, 1], w[:, 2], w[:, 3] = 1e-44, [1.0, -2.0, 0.5], 1e-38
     steps, scales = steps_of(w, 1)
-    assert np.isfinite(scales).all() and (scales > 0).all()
+    assert np.isfinite(scales).all() and (scales >= np.finfo(np.float32).tiny).all()
     np.testing.assert_allclose(steps * scales, w, atol=0.01)
 
 
@@ -221,6 +221,36 @@ def test_steps_of_blocks(bits: int, block: int, lost: float) -> None:
         with np.errstate(over="ignore"):
             held = scale.astype(np.float16).astype(np.float32) == scale
         assert held.sum() == held.size - 1 and (scale != 0).all()
+
+
+def test_blocks_that_lose_nothing() -> None:
+    """Some scales lose more than the one before and less than the best."""
+    w = np.full((256, 1), 3, np.float32)
+    w[0] = -8
+    steps, scale = steps_of_blocks(w, 1, 4, 256)
+    np.testing.assert_array_equal(steps * scale, w)
+
+
+def test_weights_that_are_read_along_both_axes() -> None:
+    """Each of the two products has scales along its own output channels."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]>
+        both (float[2,8] x) => (float[2,8] y) {
+            a = Relu(x) b = MatMul(a, w) c = Relu(b) y = Gemm<transB=1>(c, w)
+        }"""
+    )
+    w = np.random.default_rng(0).standard_normal((8, 8)) * np.arange(1, 9)
+    model.graph.initializer.append(numpy_helper.from_array(w.astype(np.float32), "w"))
+    products = of(model)
+    made = put(model, products, {p.tensor: WIDE for p in products})
+    axes = {
+        attribute.i
+        for node in made.graph.node
+        if node.op_type == "DequantizeLinear"
+        for attribute in node.attribute
+        if attribute.name == "axis"
+    }
+    assert axes == {0, 1}
 
 
 def test_products_of_one_bias_have_names_of_their_own() -> None:

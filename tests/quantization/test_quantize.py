@@ -14,12 +14,8 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from gtco.frontend.onnx import read_onnx
-from gtco.frontend.weights import whole
 from gtco.quantization import calibration
-from gtco.quantization.products import products_of
 from gtco.quantization.quantize import ALONE, quantize_model
-from gtco.quantization.smoothing import smoothed
 from gtco.support.errors import GtcoError, ModelError, OptionError, QuantizationError
 from gtco.support.options import OBSERVERS, Quantization
 from tests.quantization.models import Evaluated, block, evaluator, images, quantized
@@ -125,40 +121,6 @@ def test_a_budget_that_nothing_keeps() -> None:
     )
     with pytest.raises(QuantizationError, match=said):
         quantized(block(), images(), max_drop=1e-4)
-
-
-def test_smoothing_helps_where_a_channel_is_large() -> None:
-    model, data = block(outlier=200.0), images()
-    plain, smooth = quantized(model, data), quantized(model, data, smooth="auto")
-    assert smooth.report.smooth > 0
-    assert smooth.report.error < 0.5 * plain.report.error
-    strengths = {one.smooth for one in smooth.report.tried}
-    assert strengths == {0.0, 0.25, 0.5, 0.75}
-    best = min(smooth.report.tried, key=lambda one: one.error)
-    assert (best.smooth, best.observer) == (smooth.report.smooth, smooth.report.observer)
-    given = quantized(model, data, smooth=smooth.report.smooth)
-    assert given.model.SerializeToString() == smooth.model.SerializeToString()
-    # the norm took the factors, since only q, k and v read it
-    tensors = {t.name: numpy_helper.to_array(t) for t in smooth.model.graph.initializer}
-    assert tensors["gain_smoothed"][7] < 200
-    names = {layer.label for layer in smooth.report.layers}
-    assert names == {layer.label for layer in plain.report.layers}
-
-
-def test_smoothing_leaves_the_float_model_as_it_is() -> None:
-    """To the last bit, since it multiplies by powers of two."""
-    model = block(outlier=200.0)
-    source = read_onnx(model)
-    products = products_of(source)
-    largest = {p.tensor: np.full(p.depth, 3.0, np.float32) for p in products if p.kind == "MatMul"}
-    largest["n"][7] = 600
-    found = smoothed(source, products, largest, 0.5)
-    made = whole(found.skeleton, found.weights)
-    assert made != model
-    image = {"image": images(1)}
-    np.testing.assert_array_equal(
-        Evaluated(made).run(image)["logits"], Evaluated(model).run(image)["logits"]
-    )
 
 
 def test_a_module_is_quantized_by_its_names() -> None:

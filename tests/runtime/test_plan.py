@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtco.runtime.plan import plan_arena
+from gtco.runtime.plan import Batch, TensorSpec, plan_arena
 
 lifetimes = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 20), st.integers(0, 6)).map(
@@ -65,3 +65,11 @@ def test_the_smallest_gap_that_fits_is_taken() -> None:
     offsets, total = plan_arena([*tensors, (100, 5, 6)])
     assert offsets[-1] == offsets[4]
     assert total == plan_arena(tensors)[1]
+
+
+def test_a_tensor_is_aligned_if_each_part_of_the_batch_is() -> None:
+    """The last part ends with the batch, so it may begin anywhere."""
+    batch = Batch(18, 16, {"x": 0})
+    assert batch.firsts == [0, 2]
+    assert not batch.aligned([TensorSpec("x", "float32", (18, 1))])
+    assert batch.aligned([TensorSpec("x", "float32", (18, 16))])
