@@ -23,10 +23,15 @@ from typing import Any
 
 def translations(torch: Any) -> dict[Any, Any]:
     """What ``torch.onnx.export`` takes as ``custom_translation_table``."""
-    attention = torch.ops.aten.scaled_dot_product_attention.default
-    put = {torch.ops.aten.index_put.default: _index_put()}
-    alone = {**casting_first(torch), **running(torch), **truths(torch)}
-    return {attention: _attention(), **put, **functions(torch), **alone}
+    aten = torch.ops.aten
+    return {
+        aten.scaled_dot_product_attention.default: _attention(),
+        aten.index_put.default: _index_put(),
+        **functions(torch),
+        **casting_first(torch),
+        **running(torch),
+        **truths(torch),
+    }
 
 
 def _index_put() -> Any:
