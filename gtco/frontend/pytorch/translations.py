@@ -127,16 +127,17 @@ def running(torch: Any) -> dict[Any, Any]:
             if not rank:
                 return op.Identity(x), op.Constant(value=onnx_ir.tensor(0))
             axis, kind = dim % rank, x.dtype.numpy()
-            n = x.shape[axis]
-            if not isinstance(n, int):
-                raise NotImplementedError("running extremes along an axis of an open size")
             worst: float = sign * math.inf
             if numpy.issubdtype(kind, numpy.integer):
                 worst = numpy.iinfo(kind).min if sign < 0 else numpy.iinfo(kind).max
-            seen = numpy.tri(n, dtype=bool).reshape(n, n, *[1] * (rank - 1 - axis))
+            n = op.Squeeze(op.Shape(x, start=axis, end=axis + 1))
+            places = op.Range(op.Constant(value_int=0), n, op.Constant(value_int=1))
+            behind = list(range(2, rank + 1 - axis))  # the axes of x behind those of the pairs
+            now = op.Unsqueeze(places, op.Constant(value_ints=[1, *behind]))
+            before = op.Unsqueeze(places, op.Constant(value_ints=[0, *behind]))
             pairs = op.Unsqueeze(x, op.Constant(value_ints=[axis]))
             unseen = op.Constant(value=onnx_ir.tensor(worst, dtype=x.dtype))
-            pairs = op.Where(op.Constant(value=onnx_ir.tensor(seen)), pairs, unseen)
+            pairs = op.Where(op.GreaterOrEqual(now, before), pairs, unseen)
             along = op.Constant(value_ints=[axis + 1])
             return reduced(pairs, along, keepdims=0), place(
                 pairs, axis=axis + 1, keepdims=0, select_last_index=1

@@ -141,6 +141,16 @@ def test_running_extremes(function: Any, dtype: Any, dim: int) -> None:
     _check(OfOne(lambda x: function(x, dim).indices), (x,))
 
 
+def test_running_extremes_along_an_open_axis() -> None:
+    module, x = OfOne(lambda x: torch.cummax(x, 1).values), torch.randn(2, 5)
+    open_axis = {"x": {1: torch.export.Dim("n", min=2, max=8)}}
+    program = torch.export.export(module, (x,), dynamic_shapes=open_axis)
+    graph = lower(load_pytorch(program, shapes={"x": (2, 7)}))
+    given = torch.randn(2, 7)
+    (got,) = graph.evaluate({"x": given.numpy()}).values()
+    np.testing.assert_array_equal(got, module(given).numpy())
+
+
 class OfTwo(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
