@@ -2,7 +2,8 @@
 2.13, onnxscript 0.7). They are refused.
 
 - ``avg_pool`` with a ``divisor_override``, which the exporter leaves out;
-- ``cross_entropy`` with ``label_smoothing``, which it leaves out;
+- ``cross_entropy`` with ``label_smoothing``, which it leaves out, or of probabilities, which it
+  takes for places of classes;
 - shifts of bytes without a sign, of which it makes bytes with one;
 - attention of grouped queries with a negative scale, of which it takes the square root;
 - ``pad`` that wraps (``circular``) with a negative amount. PyTorch cuts first, then wraps;
@@ -48,6 +49,8 @@ def _mistake(name: str, given: Mapping[str, Any], node: Any) -> str:
             return "the sign of the scale beside enable_gqa"
     if name == "cross_entropy_loss" and given.get("label_smoothing"):
         return "label_smoothing"
+    if name == "cross_entropy_loss" and given["target"].meta["val"].dtype.is_floating_point:
+        return "that the targets are probabilities"
     if name in SHIFTS and "uint8" in str(node.meta["val"].dtype):
         return "that the bytes have no sign (shift int32 instead)"
     if name == "pad" and given.get("mode") == "circular" and min(given["pad"]) < 0:

@@ -1,4 +1,5 @@
-"""Operators that torch's ONNX exporter does not translate (torch 2.13, onnxscript 0.7).
+"""Operators that torch's ONNX exporter does not translate, or translates wrongly (torch 2.13,
+onnxscript 0.7). Those of which it has nothing are in ``missing.py``.
 
 - ``scaled_dot_product_attention`` of tensors without four axes: one head without a batch has two or
   three axes, and the windows of Hiera have five. With a negative scale, of which the exporter takes
@@ -11,6 +12,7 @@
 - ``softmax``, ``log_softmax`` and ``mean`` in another type (``dtype=``), to which it casts the
   result and not the tensor: means of integers lose their fractions;
 - ``cummax`` and ``cummin``, of which ONNX has no operator (the text of GroundingDINO);
+- sums of booleans, which it writes as sums, and ONNX has none;
 - ``_is_all_true`` and ``_is_any_true``, by which transformers looks at masks and anchors.
 """
 
@@ -19,6 +21,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
+
+from gtco.frontend.pytorch.missing import missing
+
+NO_TYPE = -1  # onnxscript's own word for a dtype that is not given
 
 
 def translations(torch: Any) -> dict[Any, Any]:
@@ -31,6 +37,7 @@ def translations(torch: Any) -> dict[Any, Any]:
         **casting_first(torch),
         **running(torch),
         **truths(torch),
+        **missing(torch),
     }
 
 
@@ -87,21 +94,21 @@ def casting_first(torch: Any) -> dict[Any, Any]:
     from onnxscript.function_libs.torch_lib.ops.special import aten_special_log_softmax
 
     def softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
-        if dtype in (None, -1) or not x.shape:
-            return aten_softmax(x, dim, dtype)
+        if dtype is None or not x.shape:
+            return aten_softmax(x, dim, NO_TYPE if dtype is None else dtype)
         return op.Softmax(op.Cast(x, to=dtype), axis=dim)
 
     def log_softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
-        if dtype in (None, -1) or not x.shape:
-            return aten_special_log_softmax(x, dim, dtype)
+        if dtype is None or not x.shape:
+            return aten_special_log_softmax(x, dim, NO_TYPE if dtype is None else dtype)
         return op.LogSoftmax(op.Cast(x, to=dtype), axis=dim)
 
     def mean(
         x: Any, dim: Sequence[int] | None, keepdim: bool = False, dtype: int | None = None
     ) -> Any:
         axes = op.Constant(value_ints=list(dim or range(len(x.shape))))
-        if dtype in (None, -1) or not x.shape:
-            return aten_mean_dim(x, axes, keepdim, dtype)
+        if dtype is None or not x.shape:
+            return aten_mean_dim(x, axes, keepdim, NO_TYPE if dtype is None else dtype)
         return op.ReduceMean(op.Cast(x, to=dtype), axes, keepdims=keepdim)
 
     aten = torch.ops.aten
@@ -153,9 +160,10 @@ def running(torch: Any) -> dict[Any, Any]:
 
 
 def truths(torch: Any) -> dict[Any, Any]:
-    """The same for the questions about booleans alone."""
+    """The same for booleans."""
     import onnx_ir
     from onnxscript import opset20 as op
+    from onnxscript.function_libs.torch_lib.ops.core import aten_add
 
     integer = onnx_ir.DataType.INT32
 
@@ -171,7 +179,11 @@ def truths(torch: Any) -> dict[Any, Any]:
         return one_of(op.ReduceSum(op.Cast(values, to=integer), keepdims=0))
 
     aten = torch.ops.aten
-    return {aten._is_all_true.default: all_true, aten._is_any_true.default: any_true}
+    return {
+        aten._is_all_true.default: all_true,
+        aten._is_any_true.default: any_true,
+        aten.add.Tensor: aten_add,  # torch has one of its own that knows no booleans
+    }
 
 
 def _attention() -> Any:

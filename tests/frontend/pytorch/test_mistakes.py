@@ -36,6 +36,7 @@ def averaged(x: Tensor, how: str) -> Tensor:
         (lambda x: avg_pool2d(x, 3, divisor_override=5), "divisor_override"),
         (lambda x: averaged(x, "mean"), "reduce='mean'"),
         (lambda x: cross_entropy(x, x[:, 0].long(), label_smoothing=0.1), "label_smoothing"),
+        (lambda x: cross_entropy(x, x.softmax(1)), "probabilities"),
         (lambda x: x.to(torch.uint8) >> 1, "bytes have no sign"),
         (lambda x: pad(x, (-2, 3, 0, 0), mode="circular"), "negative pad"),
         (lambda x: interpolate(x, scale_factor=0.55, mode="bilinear", antialias=True), "factor"),
@@ -44,7 +45,7 @@ def averaged(x: Tensor, how: str) -> Tensor:
             "align_corners beside antialias",
         ),
     ],
-    ids=["divisor", "mean", "smoothing", "shift", "pad", "factor", "corners"],
+    ids=["divisor", "mean", "smoothing", "soft", "shift", "pad", "factor", "corners"],
 )
 def test_what_the_exporter_leaves_out_is_refused(
     function: Callable[[Tensor], Tensor], named: str

@@ -1,0 +1,153 @@
+"""Operators for which torch's ONNX exporter has no translation at all (torch 2.13, onnxscript 0.7),
+or one that is a loop.
+
+- ``sort`` with ``stable`` given. TopK takes the earlier of two equal elements, so it is stable;
+- ``searchsorted``: a place is a count of elements that are less;
+- ``hypot``, ``copysign`` and ``signbit``;
+- ``cdist``, as in codebooks, by differences or by a product, as torch chooses;
+- ``prims.prod``, of which ``cumprod`` and ``vander`` are made;
+- ``hstack`` of vectors, which it writes as a loop over a sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+BY_PRODUCT = 25  # torch computes distances of more rows than these by a product
+
+
+def missing(torch: Any) -> dict[Any, Any]:
+    """Operators -> what onnxscript is to write."""
+    aten, prims = torch.ops.aten, torch.ops.prims
+    return {
+        aten.sort.stable: sort,
+        aten.searchsorted.Tensor: searchsorted,
+        aten.hypot.default: hypot,
+        aten.signbit.default: negative,
+        aten.copysign.Tensor: copysign,
+        aten._cdist_forward.default: cdist,
+        prims.prod.default: product,
+        aten.hstack.default: hstack,
+    }
+
+
+def _op() -> Any:
+    from onnxscript import opset20
+
+    return opset20
+
+
+def _number(like: Any, value: float) -> Any:
+    import onnx_ir
+
+    return _op().Constant(value=onnx_ir.tensor(value, dtype=like.dtype))
+
+
+def _ints(*values: int) -> Any:
+    return _op().Constant(value_ints=list(values))
+
+
+def sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """A tensor -> its elements in order along ``dim``, and the places where they were."""
+    op, rank = _op(), len(x.shape)
+    if not rank:
+        return op.Identity(x), op.Constant(value_int=0)
+    axis = dim % rank
+    n = op.Shape(x, start=axis, end=axis + 1)
+    return op.TopK(x, n, axis=axis, largest=descending, sorted=True)
+
+
+def searchsorted(
+    ordered: Any,
+    x: Any,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    """[..., n], or [n] for all rows, and [..., m] -> the places [..., m] where x would stand."""
+    import onnx_ir
+
+    op = _op()
+    if sorter is not None:
+        raise NotImplementedError("searchsorted with a sorter: sort the sequence first")
+    kind = onnx_ir.DataType.INT32 if out_int32 else onnx_ir.DataType.INT64
+    each = op.Unsqueeze(x, _ints(-1))
+    if len(ordered.shape) > 1:
+        ordered = op.Unsqueeze(ordered, _ints(-2))
+    before = op.LessOrEqual if right or side == "right" else op.Less
+    return op.ReduceSum(op.Cast(before(ordered, each), to=kind), _ints(-1), keepdims=0)
+
+
+def hypot(x: Any, y: Any) -> Any:
+    """``sqrt(x^2 + y^2)`` whose squares do not overflow."""
+    op = _op()
+    x, y = op.Abs(x), op.Abs(y)
+    most, least = op.Max(x, y), op.Min(x, y)
+    ratio = op.Div(least, op.Where(op.Equal(most, _number(x, 0.0)), _number(x, 1.0), most))
+    grown = op.Mul(most, op.Sqrt(op.Add(op.Mul(ratio, ratio), _number(x, 1.0))))
+    return op.Where(op.IsInf(most), most, grown)
+
+
+def negative(x: Any) -> Any:
+    """True where the sign is set, also that of zero."""
+    op = _op()
+    zero = _number(x, 0.0)
+    below = op.Less(x, zero)
+    if not x.dtype.is_floating_point():
+        return below
+    return op.Or(below, op.Less(op.Div(_number(x, 1.0), x), zero))
+
+
+def copysign(x: Any, y: Any) -> Any:
+    op = _op()
+    size = op.Abs(x)
+    return op.Where(negative(y), op.Neg(size), size)
+
+
+def cdist(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
+    """[..., m, d] and [..., n, d] -> the distances [..., m, n] in the norm p.
+
+    ``compute_mode``: 1 takes a product for Euclidean distances, 2 never, and else their number
+    decides. A product loses digits of distances that are small beside the vectors.
+    """
+    op = _op()
+    rows = (x.shape[-2], y.shape[-2])
+    many = any(not isinstance(n, int) or n > BY_PRODUCT for n in rows)
+    if p == 2.0 and compute_mode != 2 and (many or compute_mode == 1):
+        squares = (op.ReduceSum(op.Mul(t, t), _ints(-1), keepdims=1) for t in (x, y))
+        ours, theirs = squares
+        axes = [*range(len(y.shape) - 2), len(y.shape) - 1, len(y.shape) - 2]
+        both = op.MatMul(op.Mul(x, _number(x, -2.0)), op.Transpose(y, perm=axes))
+        total = op.Add(op.Add(ours, op.Transpose(theirs, perm=axes)), both)
+        return op.Sqrt(op.Max(total, _number(x, 0.0)))
+    apart = op.Abs(op.Sub(op.Unsqueeze(x, _ints(-2)), op.Unsqueeze(y, _ints(-3))))
+    if p == math.inf:
+        return op.ReduceMax(apart, _ints(-1), keepdims=0)
+    if p == 1.0:
+        return op.ReduceSum(apart, _ints(-1), keepdims=0)
+    if p == 2.0:
+        return op.Sqrt(op.ReduceSum(op.Mul(apart, apart), _ints(-1), keepdims=0))
+    if p == 0.0:
+        apart = op.Cast(op.Cast(apart, to=9), to=x.dtype)
+        return op.ReduceSum(apart, _ints(-1), keepdims=0)
+    total = op.ReduceSum(op.Pow(apart, _number(x, p)), _ints(-1), keepdims=0)
+    return op.Pow(total, _number(x, 1.0 / p))
+
+
+def product(x: Any, dims: Sequence[int], output_dtype: int | None = None) -> Any:
+    op = _op()
+    if output_dtype is not None:
+        x = op.Cast(x, to=output_dtype)
+    return op.ReduceProd(x, _ints(*dims), keepdims=0) if dims else op.Identity(x)
+
+
+def hstack(tensors: Sequence[Any]) -> Any:
+    """Tensors side by side: along axis 1, and vectors and numbers along their only one."""
+    op = _op()
+    most = max(len(x.shape) for x in tensors)
+    if most > 1:
+        return op.Concat(*tensors, axis=1)
+    return op.Concat(*(op.Reshape(x, _ints(-1)) for x in tensors), axis=0)
