@@ -57,7 +57,8 @@ class Walk:
                     new = made[place] if place < len(made) else ""
                     if old in self.read and not new:
                         raise Unsuitable(f"its output {place} ('{old}') is not supported")
-                    names[old] = new
+                    if old:  # "" is an output that the node leaves out, and an input likewise
+                        names[old] = new
                 continue
             if not keep:
                 outputs = [self.writer.fresh(name) if name else "" for name in given.output]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.lower.walk import lower
@@ -107,3 +108,16 @@ def test_a_sequence_that_is_too_long_is_refused() -> None:
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 10_000
     with pytest.raises(UnsupportedError, match="10000 steps"):
         load_onnx(model)
+
+
+@pytest.mark.parametrize("left_out", [1, 2])
+def test_an_output_that_is_left_out_is_nobodys_input(left_out: int) -> None:
+    """Both are written as "": a later node's input that is left out is not the state before it."""
+    model, inputs = _model("LSTM", "blhcp")
+    node = model.graph.node[0]
+    node.output[left_out] = ""
+    del model.graph.output[left_out]
+    most = helper.make_node("Constant", [], ["most"], value_float=0.1)
+    model.graph.node.extend([most, helper.make_node("Clip", ["y0", "", "most"], ["clipped"])])
+    model.graph.output.append(helper.make_tensor_value_info("clipped", TensorProto.FLOAT, None))
+    check(model, inputs)
