@@ -263,8 +263,12 @@ class Specialized:
         for number, value in zip(facts.written, values[count:], strict=True):
             arguments[number].copy_(value)
         computed: dict[int, Any] = {}
+        memory: dict[int, Any] = {}
         for number, value in zip(facts.computed, values, strict=False):
-            computed[len(computed)] = _laid_out(facts.results[number], value)
+            result, block = facts.results[number], facts.results[number].block
+            if block is not None and block not in memory:
+                memory[block] = torch.empty(facts.items(block), dtype=value.dtype)
+            computed[len(computed)] = _laid_out(result, value, memory)
         return [_result(result, arguments, computed) for result in facts.results]
 
 
@@ -379,10 +383,14 @@ def _check_sizes(inputs: Sequence[Any]) -> None:
             )
 
 
-def _laid_out(result: Result, value: Any) -> Any:
-    """The value with the strides that PyTorch predicts for its own result, as its tracing does."""
+def _laid_out(result: Result, value: Any, memory: Mapping[int, Any]) -> Any:
+    """The value with the strides that PyTorch predicts for its own result, as its tracing does. In
+    ``memory`` are those of the blocks.
+    """
     place = result.place
     assert place is not None
+    if result.block is not None:
+        return place.view(memory[result.block]).copy_(value)
     if value.stride() == place.stride or not place.dense:
         return value
     laid = torch.empty_strided(place.size, place.stride, dtype=value.dtype)

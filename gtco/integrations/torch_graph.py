@@ -38,6 +38,14 @@ class Place:
         return base.as_strided(self.size, self.stride, start + self.offset)
 
     @property
+    def end(self) -> int:
+        """Where the storage may end at the earliest."""
+        if 0 in self.size:
+            return self.offset
+        steps = zip(self.size, self.stride, strict=True)
+        return self.offset + sum((size - 1) * stride for size, stride in steps) + 1
+
+    @property
     def dense(self) -> bool:
         """True if every element of a block of memory is used once."""
         expected = 1
@@ -56,7 +64,9 @@ class Result:
     - ``argument``: the result is a view of this argument; the offset of its place counts from where
       the argument begins in its storage, which may be elsewhere in the next call;
     - ``computed``: it is this one of the values that the library computes, or a view of it;
-    - ``place``: its place; of a computed value also the layout that it gets.
+    - ``place``: its place; of a computed value also the layout that it gets;
+    - ``block``: results of one block overlap, and none has all of their memory. Each is computed,
+      and they get their places in one new memory.
     """
 
     value: Any = None
@@ -64,6 +74,7 @@ class Result:
     computed: int | None = None
     place: Place | None = None
     is_view: bool = False
+    block: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,12 +90,17 @@ class Facts:
     results: tuple[Result, ...]
     computed: tuple[int, ...]
 
+    def items(self, block: int) -> int:
+        """The elements of a block's memory."""
+        places = [result.place for result in self.results if result.block == block]
+        return max(place.end for place in places if place is not None)
+
 
 def alike(one: Facts, other: Facts) -> bool:
     """True if a graph computes and writes the same, at sizes that may differ."""
 
-    def roles(facts: Facts) -> list[tuple[int | None, int | None, bool]]:
-        return [(result.argument, result.computed, result.is_view) for result in facts.results]
+    def roles(facts: Facts) -> list[tuple[int | None, int | None, bool, int | None]]:
+        return [(r.argument, r.computed, r.is_view, r.block) for r in facts.results]
 
     same = (one.written, one.computed) == (other.written, other.computed)
     return same and roles(one) == roles(other)
@@ -204,7 +220,7 @@ def _facts(
 ) -> Facts:
     computed: list[int] = []
     found: list[Result] = []
-    bases = _bases(results)
+    bases, blocks = _bases(results)
     numbers: dict[int, int] = {}
     for base in bases.values():
         if base not in numbers and _storage(results[base]) not in storages:
@@ -220,7 +236,11 @@ def _facts(
                 "torch.view_as_real(result)"
             )
         storage = _storage(value)
-        owner = given[storages.index(storage)] if storage in storages else results[bases[number]]
+        base = bases[number]
+        block = blocks.get(number)
+        owner = results[base if block is None else block]
+        if storage in storages:
+            owner = given[storages.index(storage)]
         if owner.dtype != value.dtype:
             raise UnsupportedError(
                 f"a result is a view of {owner.dtype} as {value.dtype}, and gtco's views have the "
@@ -232,29 +252,30 @@ def _facts(
             place = replace(place, offset=place.offset - given[argument].storage_offset())
             found.append(Result(argument=argument, place=place))
         else:
-            base = bases[number]
+            place, is_view = Place.of(value), base != number
             found.append(
-                Result(computed=numbers[base], place=Place.of(value), is_view=base != number)
+                Result(computed=numbers[base], place=place, is_view=is_view, block=block)
             )
     return Facts(written, tuple(found), tuple(computed))
 
 
-def _bases(results: list[Any]) -> dict[int, int]:
-    """For each result that is a tensor the result whose memory it lies in, which is itself if it
-    shares no memory. Raises UnsupportedError for results that overlap in part.
+def _bases(results: list[Any]) -> tuple[dict[int, int], dict[int, int]]:
+    """For each result that is a tensor the result that has all of the memory it lies in, which is
+    itself if there is none; and its block if it overlaps with others that have no such result. A
+    block's number is that of its first result.
     """
     sharing: dict[int, list[int]] = {}
     for number, value in enumerate(results):
         if isinstance(value, torch.Tensor):
             sharing.setdefault(_storage(value), []).append(number)
-    found = {}
+    found, blocks = {}, {}
     for together in sharing.values():
         whole = [n for n in together if _is_whole(results[n])]
-        if len(together) > 1 and not whole:
-            _check_apart([results[n] for n in together])
         for number in together:
             found[number] = whole[0] if whole else number
-    return found
+        if not whole and _overlap([results[n] for n in together]):
+            blocks.update(dict.fromkeys(together, together[0]))
+    return found, blocks
 
 
 def _is_whole(tensor: Any) -> bool:
@@ -264,17 +285,18 @@ def _is_whole(tensor: Any) -> bool:
     return place.dense and place.offset == 0 and tensor.numel() * tensor.itemsize == nbytes
 
 
-def _check_apart(tensors: list[Any]) -> None:
-    items = tensors[0].untyped_storage().nbytes() // tensors[0].itemsize
-    used = torch.zeros(items, dtype=torch.bool)
+def _overlap(tensors: list[Any]) -> bool:
+    """True if tensors of one storage have an element in common."""
+    used = torch.zeros(tensors[0].untyped_storage().nbytes(), dtype=torch.bool)
     for tensor in tensors:
-        mine = Place.of(tensor).view(used)
+        size, item = tensor.shape, tensor.itemsize
+        place = Place.of(tensor)
+        steps = tuple(stride * item for stride in place.stride)
+        mine = Place((*size, item), (*steps, 1), place.offset * item).view(used)
         if mine.any():
-            raise UnsupportedError(
-                "two results of the graph overlap in memory, so that writing to one would change "
-                "the other, and gtco's results have memory of their own: return copies (x.clone())"
-            )
+            return True
         mine.fill_(True)
+    return False
 
 
 class _Watch(TorchDispatchMode):
