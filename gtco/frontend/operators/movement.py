@@ -23,7 +23,9 @@ EXACT = 2**53  # an operator keeps the value of a padding as a double
 
 
 def pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Pad as an operator. TVM's importer writes loops, which only the fallback can compile."""
+    """Pad as an operator. TVM's importer writes loops, which only the fallback can compile. A
+    negative amount cuts, before the rest is padded.
+    """
     x, pads, value, axes = padded(inputs, 4)
     mode = text_of(attrs.get("mode", b"constant"))
     widths = numpy.asarray(attrs["pads"]) if pads is None else constant_of(pads)
@@ -32,14 +34,18 @@ def pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     which = numpy.arange(rank) if axes is None else constant_of(axes)
     if widths is None or which is None:
         raise Refused("its pads or axes are known only at run time: make them constants")
-    if border is None or len(widths) != 2 * len(which) or (widths < 0).any():
+    if border is None or len(widths) != 2 * len(which):
         return None
     if border.dtype.kind in "iu" and abs(int(border.reshape(()))) > EXACT:
         raise Refused(f"its value is beyond {EXACT}, up to which a double has every integer")
-    full = [0] * (2 * rank)
-    for place, axis in enumerate(which.tolist()):
-        full[2 * (axis % rank)] = int(widths[place])
-        full[2 * (axis % rank) + 1] = int(widths[place + len(which)])
+    full, kept = [0] * (2 * rank), [(0, size) for size in shape_of(x)]
+    for place, axis in enumerate(int(axis) % rank for axis in which):
+        before, after = int(widths[place]), int(widths[place + len(which)])
+        full[2 * axis], full[2 * axis + 1] = max(before, 0), max(after, 0)
+        kept[axis] = max(-before, 0), kept[axis][1] + min(after, 0)
+    if (widths < 0).any():
+        first, last = zip(*kept, strict=True)
+        x = builder.emit(relax.op.strided_slice(x, list(range(rank)), first, last))
     mode = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
     return builder.emit(relax.op.nn.pad(x, full, mode, border.reshape(()).item()))
 

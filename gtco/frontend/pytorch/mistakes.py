@@ -6,7 +6,6 @@
   takes for places of classes;
 - shifts of bytes without a sign, of which it makes bytes with one;
 - attention of grouped queries with a negative scale, of which it takes the square root;
-- ``pad`` that wraps (``circular``) with a negative amount. PyTorch cuts first, then wraps;
 - ``scatter_reduce`` by ``mean``, which it writes as another reduction;
 - antialiased ``interpolate`` with ``align_corners``, or by a factor that gives no whole size. The
   exporter leaves both out.
@@ -53,8 +52,6 @@ def _mistake(name: str, given: Mapping[str, Any], node: Any) -> str:
         return "that the targets are probabilities"
     if name in SHIFTS and "uint8" in str(node.meta["val"].dtype):
         return "that the bytes have no sign (shift int32 instead)"
-    if name == "pad" and given.get("mode") == "circular" and min(given["pad"]) < 0:
-        return "that a negative pad cuts before the rest wraps (slice first, then pad)"
     if name.startswith("scatter_reduce") and given.get("reduce") == "mean":
         return "that the values are averaged (reduce='mean')"
     if name.startswith("_upsample_") and name.endswith("_aa"):

@@ -27,11 +27,17 @@ from tests.frontend.operators.one_node import Arrays, check, node_model
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), mode=st.sampled_from(["reflect", "edge", "wrap"]))
+@given(data=st.data(), mode=st.sampled_from(["reflect", "edge", "wrap", "constant"]))
 def test_pad_repeats_elements_as_movement(data, mode):
-    """By slices only, without an operator that the fallback would compile."""
+    """By slices only, without an operator that the fallback would compile. A negative amount cuts
+    first.
+    """
     shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
-    widths = [(data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n - 1))) for n in shape]
+    widths = []
+    for n in shape:
+        cuts = data.draw(st.tuples(*[st.integers(0, min(2, (n - 1) // 2))] * 2))
+        most = n - sum(cuts) - 1
+        widths.append(tuple(-cut or data.draw(st.integers(0, most)) for cut in cuts))
     if mode == "edge" and data.draw(st.booleans()):
         widths[-1] = (7, 3)
     pads = np.array([w[0] for w in widths] + [w[1] for w in widths], np.int64)
@@ -46,7 +52,8 @@ def test_pad_repeats_elements_as_movement(data, mode):
     x = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
     check(model, {"x": x})
     kinds = {op.kind for op in lower(load_onnx(model, simplify=False)).operators.values()}
-    assert kinds <= {"slice", "broadcast", "concat", "identity"}
+    assert kinds <= {"slice", "broadcast", "concat", "identity", "pad"}
+    assert mode == "constant" or "pad" not in kinds
 
 
 # -- Col2Im ----------------------------------------------------------------------------------------

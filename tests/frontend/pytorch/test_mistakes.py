@@ -38,14 +38,13 @@ def averaged(x: Tensor, how: str) -> Tensor:
         (lambda x: cross_entropy(x, x[:, 0].long(), label_smoothing=0.1), "label_smoothing"),
         (lambda x: cross_entropy(x, x.softmax(1)), "probabilities"),
         (lambda x: x.to(torch.uint8) >> 1, "bytes have no sign"),
-        (lambda x: pad(x, (-2, 3, 0, 0), mode="circular"), "negative pad"),
         (lambda x: interpolate(x, scale_factor=0.55, mode="bilinear", antialias=True), "factor"),
         (
             lambda x: interpolate(x, (4, 5), mode="bicubic", antialias=True, align_corners=True),
             "align_corners beside antialias",
         ),
     ],
-    ids=["divisor", "mean", "smoothing", "soft", "shift", "pad", "factor", "corners"],
+    ids=["divisor", "mean", "smoothing", "soft", "shift", "factor", "corners"],
 )
 def test_what_the_exporter_leaves_out_is_refused(
     function: Callable[[Tensor], Tensor], named: str
@@ -61,7 +60,7 @@ def test_what_the_exporter_leaves_out_is_refused(
         lambda x: averaged(x, "sum"),
         lambda x: cross_entropy(x, x[:, 0].abs().long().clamp(max=1), reduction="none"),
         lambda x: x.to(torch.int32) >> 1,
-        lambda x: pad(x, (0, 3, 0, 0), mode="circular"),
+        lambda x: pad(x, (-2, 3, 0, 0), mode="circular"),
         lambda x: pad(x, (-2, 3, 0, 0), mode="reflect"),
         lambda x: interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
         lambda x: interpolate(x, (4, 5), mode="bicubic", antialias=True),
