@@ -390,7 +390,12 @@ def _laid_out(result: Result, value: Any, memory: Mapping[int, Any]) -> Any:
     place = result.place
     assert place is not None
     if result.block is not None:
-        return place.view(memory[result.block]).copy_(value)
+        laid = place.view(memory[result.block])
+        for axis, stride in enumerate(place.stride):
+            if stride == 0:  # of an expanded axis every element is the first one
+                value, laid = value.narrow(axis, 0, 1), laid.narrow(axis, 0, 1)
+        laid.copy_(value)
+        return place.view(memory[result.block])
     if value.stride() == place.stride or not place.dense:
         return value
     laid = torch.empty_strided(place.size, place.stride, dtype=value.dtype)

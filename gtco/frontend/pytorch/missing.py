@@ -6,7 +6,8 @@ or one that is a loop.
 - ``hypot``, ``copysign`` and ``signbit``;
 - ``cdist``, as in codebooks, by differences or by a product, as torch chooses;
 - ``prims.prod``, of which ``cumprod`` and ``vander`` are made;
-- ``hstack`` of vectors, which it writes as a loop over a sequence.
+- ``hstack`` of vectors, which it writes as a loop over a sequence;
+- ``squeeze`` of axes that are not 1, which PyTorch leaves and ONNX forbids.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def missing(torch: Any) -> dict[Any, Any]:
         aten._cdist_forward.default: cdist,
         prims.prod.default: product,
         aten.hstack.default: hstack,
+        aten.squeeze.dim: lambda x, dim: squeeze(x, [dim]),
+        aten.squeeze.dims: squeeze,
     }
 
 
@@ -151,3 +154,10 @@ def hstack(tensors: Sequence[Any]) -> Any:
     if most > 1:
         return op.Concat(*tensors, axis=1)
     return op.Concat(*(op.Reshape(x, _ints(-1)) for x in tensors), axis=0)
+
+
+def squeeze(x: Any, dims: Sequence[int]) -> Any:
+    op = _op()
+    rank = len(x.shape)
+    ones = sorted({d % rank for d in dims if rank and x.shape[d] == 1})
+    return op.Squeeze(x, _ints(*ones)) if ones else op.Identity(x)

@@ -36,18 +36,15 @@ def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.
         on = bool(exported.autocast)
         cast = getattr(torch, exported.autocast) if on else None
         with quiet(), torch.no_grad(), torch.autocast("cpu", cast, enabled=on):
-            for optimize in (True, False):
-                onnx_program = torch.onnx.export(
-                    program,
-                    dynamo=True,
-                    opset_version=_OPSET,
-                    verbose=False,
-                    optimize=optimize,
-                    output_names=exported.names,
-                    custom_translation_table=translations(torch),
-                )
-                if not _lacks_values(onnx_program.model):
-                    break
+            onnx_program = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=_OPSET,
+                verbose=False,
+                optimize=False,
+                custom_translation_table=translations(torch),
+            )
+            _fold(onnx_program.model, exported.names)
         _restore_input_names(onnx_program.model, program.graph_signature.user_inputs)
         skeleton, weights = _strip(onnx_program.model)
     except ImportError as error:
@@ -62,18 +59,29 @@ def onnx_skeleton(exported: Exported) -> tuple[onnx.ModelProto, dict[str, numpy.
     return skeleton, weights
 
 
-def _lacks_values(model: Any) -> bool:
-    """True if a node reads what nothing gives. Torch 2.13's optimizer loses the bounds of a tensor
-    that is clamped twice.
+def _fold(model: Any, names: Sequence[str] | None) -> None:
+    """Computes what depends on constants and sizes alone, and names the outputs, in place.
+
+    Torch's own ``optimize`` also rewrites. Its rules take 1e-8 for 0 and drop it from sums, so that
+    logarithms and divisions lose their guard, and they make one clamp of two that are apart.
     """
-    return any(
-        value is not None
-        and value.producer() is None
-        and not value.is_graph_input()
-        and not value.is_initializer()
-        for node in model.graph.all_nodes()
-        for value in node.inputs
-    )
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    optimizer.inline(model)
+    optimizer.fold_constants(model, onnx_shape_inference=True)
+    for rule in (
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+        common.DeduplicateInitializersPass(),
+        common.OutputFixPass(),
+    ):
+        rule(model)
+    for output, name in zip(model.graph.outputs, names or (), strict=False):
+        output.name = name
+    common.NameFixPass()(model)
 
 
 def _restore_input_names(model: Any, names: Sequence[Any]) -> None:

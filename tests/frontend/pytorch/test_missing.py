@@ -107,6 +107,12 @@ def test_side_by_side(shape: tuple[int, ...]) -> None:
     _check(lambda x, y: torch.hstack((x, y, x)), torch.randn(shape), torch.randn(shape))
 
 
+@pytest.mark.parametrize("dims", [0, 1, -1, (0, 1), (1, 2), (0, -1)], ids=str)
+def test_axes_that_are_not_1_stay(dims: Any) -> None:
+    _check(lambda x: x.squeeze(dims), torch.randn(3, 1, 2))
+    _check(lambda x: x.squeeze(0), torch.tensor(2.0))
+
+
 def test_a_sum_of_booleans_is_either() -> None:
     _check(lambda x, y: x + y, torch.rand(3, 4) > 0.5, torch.rand(4) > 0.5)
     _check(lambda x: x + True, torch.rand(3, 4) > 0.5)
