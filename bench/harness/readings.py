@@ -123,7 +123,8 @@ def load(file: Path) -> Readings:
         return Readings(first["about"], table, _seconds(batches), _final(batches))
     except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
         raise OptionError(
-            f"{file} is not a file of readings ({error}): make one with python -m bench readings"
+            f"{file} is not a file of readings ({error}): make one with "
+            "python -m gtco.bench readings"
         ) from error
 
 

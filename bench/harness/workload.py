@@ -34,7 +34,8 @@ from .process import child_environment
 from .rounds import Contender, Progress
 
 TORCH_NEEDS_SOURCE = (
-    "an .onnx file has no torch source: give a model's name (python -m models list) to time torch"
+    "an .onnx file has no torch source: give a model's name (python -m gtco.models list) to "
+    "time torch"
 )
 
 

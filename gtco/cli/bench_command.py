@@ -27,8 +27,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="an .onnx file; a name of python -m models list (needed for the torch peers); or a "
-        "library of gtco's (.so), which is timed by itself",
+        help="an .onnx file; a name of python -m gtco.models list (needed for the torch peers); or "
+        "a library of gtco's (.so), which is timed by itself",
     )
     parser.add_argument(
         "--peers",

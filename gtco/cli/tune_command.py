@@ -47,7 +47,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--weights",
         type=Path,
         metavar="FILE",
-        help="of --policy language-model: a model of your own (python -m bench language_model)",
+        help="the weights of --policy language-model, if they are your own "
+        "(python -m gtco.bench language_model)",
     )
     parser.add_argument(
         "--latency",

@@ -59,16 +59,17 @@ _ADVICE = {
 
 
 def get_available_providers() -> list[str]:
-    """The providers that a session takes."""
+    """The provider of a session that compiles, or that opens a library for CPUs. A library for GPUs
+    runs with CUDAExecutionProvider whatever this says.
+    """
     return [CPU]
+
+
+get_all_providers = get_available_providers
 
 
 def get_device() -> str:
     return "CPU"
-
-
-def get_all_providers() -> list[str]:
-    return [CPU]
 
 
 def set_default_logger_severity(severity: int) -> None:
@@ -189,11 +190,13 @@ class InferenceSession:
         (own,) = self._providers
         names = [name if isinstance(name, str) else name[0] for name in providers or [own]]
         if own not in names:
-            raise OptionError(
-                f"providers={names}: this session runs with {own}. For GPUs compile with "
-                "gtco.compile_to_file(model, 'model.so', target='cuda:...') and give the session "
-                "model.so"
+            advice = (
+                "For GPUs compile with gtco.compile_to_file(model, 'model.so', "
+                "target='cuda:...') and give the session model.so"
+                if own == CPU
+                else "Its library is for GPUs: leave providers out, or name that one"
             )
+            raise OptionError(f"providers={names}: this session runs with {own}. {advice}")
         if before := names[: names.index(own)]:
             warnings.warn(
                 f"gtco has no {', '.join(before)}: the session runs with {own}", stacklevel=3

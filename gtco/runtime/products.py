@@ -157,11 +157,11 @@ class OpenedKernels:
         """
         run, handle = self._library.gtco_products_run, self._open
         places = a.ctypes.data, packed.ctypes.data, out.ctypes.data
-        held = a, packed, out
 
-        def call() -> None:
+        def call(held: tuple[np.ndarray, ...] = (a, packed, out)) -> None:
+            """``held`` keeps the arrays alive, since C has their addresses alone."""
             if run(handle, *places):
-                raise ArtifactError(f"{self._error()} ({len(held)} arrays)")
+                raise ArtifactError(self._error())
 
         return call
 

@@ -62,11 +62,10 @@ class LearnedProposals:
         others: Sequence[Record] = (),
         stages: Mapping[str, Stage] = MappingProxyType({}),
         writer: Writer | None = None,
-        seed: int = 0,
     ) -> None:
         self.policy, self.results, self.writer = policy, results, writer
-        self.analytic = AnalyticProposals(policy, seed)
-        self.random, self.model = Random(seed), CostModel(seed)
+        self.analytic = AnalyticProposals(policy)
+        self.random, self.model = Random(0), CostModel()
         self.known = by_stage(known)
         elsewhere = [key for key in self.known if key in stages and key not in results]
         self.stages = {key: stages[key] for key in elsewhere[-RECORDED_STAGES:]}
@@ -209,7 +208,9 @@ class LearnedProposals:
             return features(program, stage, self.policy.target, price)
         except Exception as error:  # of a sketch: the others go on
             what = f"a program of stage {stage.label} ({stage.key}) has no features"
-            self.failures.append(f"{what}: {describe(error)}")
+            said = f"{what}: {describe(error)}"
+            if said not in self.failures:
+                self.failures.append(said)
             return None
 
     def _price(self, space: Space, config: Config) -> float:

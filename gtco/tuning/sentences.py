@@ -83,7 +83,9 @@ class SentenceProposals:
             author = self.writer.author(result.stage)
             configs = self.writer.configs(result, SEVERAL * n, result.tested)
         except OptionError as error:  # what cannot be said, as a number of too many digits
-            self._failures.append(f"no sentence for stage {result.stage.label}: {error}")
+            said = f"no sentence for stage {result.stage.label}: {error}"
+            if said not in self._failures:
+                self._failures.append(said)
             return []
         picks = (priced(self.writer.policy, author.space, config) for config in configs)
         found = [pick for pick in picks if pick is not None]

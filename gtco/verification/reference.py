@@ -124,12 +124,14 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
             f"ONNX Runtime {ort.__version__} cannot open the model, so it cannot be verified: "
             f"{str(error).strip().rstrip('.')}. {_advice(str(error))}, or compile without verifying"
         ) from error
+    name = "ONNX Runtime" if wide is None else "ONNX Runtime in float32"
     if _has_attention(inlined):
         try:
             written = _attention_written_out(inlined), folder
             usual, opened = session(levels.ORT_ENABLE_ALL, *written), written
         except Exception:
-            pass  # onnx cannot write it out (caches), or its types have no kernels (bf16)
+            # onnx cannot write it out (caches), or its types have no kernels (bf16)
+            name += " (with its own Attention)"
 
     def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
         found: Sequence[Array] = usual.run(None, dict(inputs))
@@ -141,7 +143,7 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
         return found
 
     return Reference(
-        "ONNX Runtime" if wide is None else "ONNX Runtime in float32",
+        name,
         rounded(given, run) if wide else run,
         onnx_roles(inlined.graph),
         otherwise=rounded(given, otherwise) if wide else otherwise,

@@ -243,9 +243,9 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
     assert again.report.verification.passed and again.report.tuning == []
     (stage,) = [s for s in again.stages if s["key"] == rival.stage]
     assert stage["schedule"] == json.loads(rival.config)
-    for stage in tuned.stages:  # the stages that its cost did not change
-        same = [s["schedule"] for s in again.stages if s["key"] == stage["key"] != rival.stage]
-        assert all(schedule == stage["schedule"] for schedule in same)
+    before = {s["key"]: s["schedule"] for s in tuned.stages if s["key"] != rival.stage}
+    kept = [s for s in again.stages if s["key"] in before]  # whose cost did not change
+    assert kept and all(s["schedule"] == before[s["key"]] for s in kept)
     # a tuning that continues from here measures only candidates that are not known
     gtco.compile_model(made, tune=gtco.Tune(trials=16, seconds=60.0), records=path)
     with Records(path) as records:

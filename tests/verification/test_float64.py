@@ -266,3 +266,27 @@ def test_gathering_from_many_tokens():
         places=rng.integers(-300, 300, (2, 7, 3)),
     )
     beside_onnxruntime(given, x=rng.standard_normal((2, 300, 4), np.float32))
+
+
+@pytest.mark.parametrize("outputs", [["y", "", "c"], ["y", "h", ""], ["y", ""]], ids=str)
+def test_an_output_that_is_left_out_is_nobodys_input(outputs):
+    """Both are written as "", and a bound that is left out is not the state before it."""
+    helper, rng = onnx.helper, np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((1, 20, 3), np.float32),
+        "r": rng.standard_normal((1, 20, 5), np.float32),
+        "most": np.float32(0.1),
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("LSTM", ["x", "w", "r"], outputs, hidden_size=5),
+            helper.make_node("Clip", ["y", "", "most"], ["z"]),
+        ],
+        "test",
+        [helper.make_tensor_value_info("x", 1, [4, 2, 3])],
+        [helper.make_tensor_value_info("z", 1, [4, 1, 2, 5])],
+        [onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in weights.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    beside_onnxruntime(model, x=rng.standard_normal((4, 2, 3), np.float32))

@@ -3,7 +3,8 @@
  * One shared library holds one model, of one shape or of several. A handle (gtco_model) owns its memory and its threads:
  * any number of handles may be open, and different handles may run at the same time from different threads. One handle
  * runs one call at a time.
- * Every function reports failure through its result; none ends the process.
+ * Every function reports failure through its result. None ends the process, but for one case: a sandbox that the
+ * process entered after the model was opened forbids membarrier between two calls of it. Results could be wrong then.
  *
  * A model for GPUs needs the NVIDIA driver where it is opened, and nothing else of CUDA. It leaves the calling thread's
  * current context as it was.

@@ -97,7 +97,7 @@ def load(file: Path) -> tuple[Trained, ...]:
         if data["version"] != VERSION or data["terms"] != feature_names():
             raise OptionError(
                 f"{file} has coefficients of version {data['version']}, and this gtco reads "
-                f"version {VERSION} with its own terms: train them again with python -m bench "
+                f"version {VERSION} with its own terms: train them again with python -m gtco.bench "
                 "closed_form train"
             )
         found = tuple(
@@ -112,7 +112,7 @@ def load(file: Path) -> tuple[Trained, ...]:
             raise ValueError("it names no machine")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise OptionError(
-            f"{file} is not a file of coefficients ({error}): make one with python -m bench "
+            f"{file} is not a file of coefficients ({error}): make one with python -m gtco.bench "
             "closed_form train"
         ) from error
     return found

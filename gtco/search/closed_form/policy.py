@@ -59,7 +59,8 @@ class ClosedFormPolicy:
         names = ", ".join(one.mcpu for one in loaded(self.file))
         return [
             f"the closed form was trained on {names} and not on {self._mcpu}: its picks are taken "
-            f"from {self.trained.mcpu} and may be slow here; python -m bench closed_form trains it"
+            f"from {self.trained.mcpu} and may be slow here; "
+            "python -m gtco.bench closed_form trains it"
         ]
 
     @property

@@ -170,7 +170,9 @@ def load(file: Path) -> LanguageModel:
     of another version, or where its vocabulary or sizes do not fit its weights.
     """
     what = f"{file} is not a language model that this gtco reads"
-    advice = "make one with python -m bench language_model, or use the one that ships with gtco"
+    advice = (
+        "make one with python -m gtco.bench language_model, or use the one that ships with gtco"
+    )
     try:
         with np.load(file, allow_pickle=False) as data:
             header = json.loads(data["header"].tobytes().decode())

@@ -143,6 +143,8 @@ class _Bounded(ReferenceEvaluator):
             _refuse_loops(node, given)
             results = node.run(*given, **extra)
             for name, value in zip(node.output, results, strict=False):
+                if not name:  # an output that the node leaves out; inputs are left out alike
+                    continue
                 values[name] = _in(value, dtype)
                 held += _bytes(values[name])
             self.limits.check(held)

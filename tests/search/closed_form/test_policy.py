@@ -83,7 +83,7 @@ def test_a_damaged_or_old_file_is_an_error(tmp_path: Path) -> None:
     next(d for d in kind["decisions"] if "words" in d)["words"].append("elsewhere")
     for data in (old, other, short, words, {**good, "machines": []}, [], {}):
         file.write_text(json.dumps(data))
-        with pytest.raises(OptionError, match=r"python -m bench closed_form\s?train"):
+        with pytest.raises(OptionError, match=r"python -m gtco.bench closed_form\s?train"):
             ClosedFormPolicy(policy, file)
     file.write_bytes(SHIPPED.read_bytes()[:500])
     with pytest.raises(OptionError, match="is not a file of coefficients"):

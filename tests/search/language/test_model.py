@@ -211,7 +211,7 @@ def test_a_file_of_something_else_is_an_error(tmp_path: Path, changes, said):
     rewritten(file, **changes)
     with pytest.raises(OptionError, match="not a language model that this gtco reads") as error:
         load(file)
-    assert said in str(error.value) and "python -m bench language_model" in str(error.value)
+    assert said in str(error.value) and "python -m gtco.bench language_model" in str(error.value)
 
 
 def test_an_older_vocabulary_works_as_long_as_it_can_spell(tmp_path: Path):
