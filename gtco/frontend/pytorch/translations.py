@@ -12,6 +12,7 @@ onnxscript 0.7). Those of which it has nothing are in ``missing.py``.
 - ``softmax``, ``log_softmax`` and ``mean`` in another type (``dtype=``), to which it casts the
   result and not the tensor: means of integers lose their fractions;
 - ``cummax`` and ``cummin``, of which ONNX has no operator (the text of GroundingDINO);
+- ``conv3d`` without a bias, to which it gives one of two axes;
 - sums of booleans, which it writes as sums, and ONNX has none;
 - ``_is_all_true`` and ``_is_any_true``, by which transformers looks at masks and anchors.
 """
@@ -33,6 +34,7 @@ def translations(torch: Any) -> dict[Any, Any]:
     return {
         aten.scaled_dot_product_attention.default: _attention(),
         aten.index_put.default: _index_put(),
+        aten.conv3d.default: _conv3d(),
         **functions(torch),
         **casting_first(torch),
         **running(torch),
@@ -60,6 +62,19 @@ def _index_put() -> Any:
         return op.Where(mask, values, x)
 
     return index_put
+
+
+def _conv3d() -> Any:
+    from onnxscript import opset20 as op
+    from onnxscript.function_libs.torch_lib.ops.core import aten_conv3d
+
+    def conv3d(x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
+        if bias is None:
+            zero = op.CastLike(op.Constant(value_float=0.0), weight)
+            bias = op.Expand(zero, op.Shape(weight, start=0, end=1))
+        return aten_conv3d(x, weight, bias, *options)
+
+    return conv3d
 
 
 def functions(torch: Any) -> dict[Any, Any]:

@@ -135,6 +135,12 @@ FAMILIES: dict[str, dict[str, Function]] = {
     },
     "windows": {
         "conv": lambda x, i: F.conv2d(x, WEIGHT, padding="same", groups=2),
+        "of rows": lambda x, i: F.conv1d(x[..., 0], WEIGHT[:, :, 0], padding=1, groups=2),
+        "of volumes": lambda x, i: F.conv3d(x[:, None], WEIGHT[:, None, 0, :, :, None]),
+        "padded": lambda x, i: F.conv3d(x[:, None], WEIGHT[:, :1, None], padding="same"),
+        "with options": lambda x, i: F.conv3d(
+            x[:, None], WEIGHT[:, :1, None], stride=(1, 2, 1), padding=1, dilation=(2, 1, 1)
+        ),
         "transposed": lambda x, i: F.conv_transpose2d(x, WEIGHT, stride=2, output_padding=1),
         "max_pool": lambda x, i: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
         "avg_pool": lambda x, i: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
