@@ -111,7 +111,10 @@ def test_what_is_wrong_is_said_before_the_work(
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--max-drop 0", "--max-drop nan", "--smooth 2", "--smooth much", "--observer best"],
+    [
+        *("--max-drop 0", "--max-drop nan", "--max-drop inf", "--observer best"),
+        *("--smooth 0", "--smooth 1", "--smooth 2", "--smooth much"),
+    ],
 )
 def test_wrong_usage(here: Path, arguments: str) -> None:
     with pytest.raises(SystemExit, match="2"):

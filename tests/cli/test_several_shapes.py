@@ -11,7 +11,9 @@ import pytest
 
 import gtco.compiler  # before the fixtures, so that compiles share their workers
 from gtco import cli
+from gtco.cli.arguments import one_size_each
 from gtco.runtime.library import read_metadata
+from gtco.support.sizes import Range, names_of
 from tests.end_to_end.sizes.test_variants import batched, convolution
 from tests.golden.test_plan import TOKENS, WIDTH
 
@@ -45,6 +47,14 @@ def test_compile_shows_every_variant(folder: Path, capsys: pytest.CaptureFixture
         *("batch=1", "batch=16", "batch=4"),
     ]
     assert (folder / "dump/batch=4/5-stages.txt").exists()
+
+
+def test_a_dimension_may_have_several_names_and_a_name_may_have_commas() -> None:
+    """Each name of an input and an axis gets the size. Names of the model's file are one name."""
+    assert one_size_each([("x.0,y.0", [4]), ("h", Range(3, 3))]) == {"x.0": 4, "y.0": 4, "h": 3}
+    assert one_size_each([("a,b", [4])]) == {"a,b": 4}
+    assert names_of("x.0,y.1") == ["x.0", "y.1"]
+    assert names_of("a,b") == ["a,b"] and names_of("x.0,b") == ["x.0,b"]
 
 
 def test_dim_alone_lists_the_dimensions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,14 @@ def test_one_filter_serves_all_images(library: Convolutions) -> None:
             check(c, x, w, y, library.choose(c, 40)[0].name)
 
 
+def test_images_and_filters_may_lie_in_any_layout(library: Convolutions) -> None:
+    c = Convolution(2, 9, 8, 5, 3, 3, 1, 1)
+    x, w = drawn(c, 6)
+    kernel = library.choose(c, 6)[0].name
+    check(c, x, w, library(np.asfortranarray(x), library.pack(w), padding=1), kernel)
+    check(c, x, w, library(x, library.pack(np.asfortranarray(w)), padding=1), kernel)
+
+
 @pytest.mark.parametrize(
     ("c", "n"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -89,6 +89,25 @@ def test_every_candidate_is_right_and_the_choice_is_one(
     assert library.choose(*sizes)[1] == min(seconds for _, seconds in found)
 
 
+def turned(array: np.ndarray) -> np.ndarray:
+    """The same values, the first axis innermost in memory."""
+    return np.asfortranarray(array)
+
+
+def spread(array: np.ndarray) -> np.ndarray:
+    """The same values, every second element of a larger array."""
+    return np.repeat(array, 2, -1)[..., ::2]
+
+
+@pytest.mark.parametrize("laid", [turned, spread])
+def test_operands_may_lie_in_any_layout(
+    library: Products, laid: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    a, b = drawn(7, 40, 33)
+    check(a, b, library(laid(a), library.pack(b)))
+    check(a, b, library(a, library.pack(laid(b))))
+
+
 def test_candidates_do_not_grow_with_the_sizes(library: Products) -> None:
     assert len(library.candidates(10**6, 10**5, 10**5)) <= 512
 
@@ -151,14 +170,29 @@ def test_arrays_that_do_not_fit_are_refused(library: Products) -> None:
         library(a.astype(np.float64), weights)
     with pytest.raises(ShapeError, match="at least one row"):
         library(a[:0], weights)
-    with pytest.raises(ShapeError, match="dense float32"):
-        library(a, weights, np.empty((4, 3), np.float32))
+    full = np.empty((3, 4), np.float32)
+    for wrong in (np.empty((4, 3), np.float32), np.empty((3, 4)), turned(full), spread(full)):
+        with pytest.raises(ShapeError, match=r"dense float32 array of shape \(3, 4\)"):
+            library(a, weights, wrong)
 
 
 def test_a_config_that_does_not_fit_is_refused(library: Products) -> None:
     wide = library.choose(64, 300, 64)[0]
     with pytest.raises(ShapeError, match="does not fit"):
         library.set(64, 2, 400, wide)
+    a, b = drawn(64, 2, 400)
+    check(a, b, library(a, library.pack(b)))  # what was refused is not what is set
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"kernel": -1}, {"kernel": 10**6}, {"kc": 0}, {"held": 0}, {"chunks_m": 0}, {"chunks_n": -1}],
+    ids=str,
+)
+def test_numbers_that_no_config_has_are_refused(library: Products, wrong: dict[str, int]) -> None:
+    config = library.choose(64, 64, 64)[0]._replace(**wrong)
+    with pytest.raises(ShapeError, match="a kernel that does not exist, or a number below 1"):
+        library.set(64, 64, 64, config)
 
 
 def test_a_closed_library_and_another_file_are_refused(path: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gtco import cli
 from gtco.report.difference import difference
+from gtco.report.difference import row as row_of
 from gtco.report.facts import Decision
 from gtco.report.page import difference_page
 from gtco.support.errors import OptionError
@@ -67,9 +68,25 @@ def test_another_partition(made):
     check(difference_page(found))
 
 
+def test_a_row_is_called_by_its_heaviest_stage(made):
+    (model,) = made.facts.models
+    light, heavy, *_ = sorted(model.stages, key=lambda stage: stage.number)
+    light, heavy = replace(light, predicted_seconds=1.0), replace(heavy, predicted_seconds=9.0)
+    assert light.name != heavy.name
+    for before, after in (([light, heavy], []), ([light], [heavy]), ([heavy], [light])):
+        found = row_of(before, after)
+        assert found.name == heavy.name
+        assert found.operators == tuple(operator.kind for operator in heavy.operators)
+
+
 def test_what_is_no_other_library_of_the_model(made, shaped, capsys):
     with pytest.raises(OptionError, match="not of one model in one shape"):
         difference(made.facts, shaped.facts)
+    (model,) = made.facts.models
+    for changed in ({"inputs": ("x: bool[1]",)}, {"outputs": ("y: bool[1]",)}):
+        other = replace(made.facts, models=(replace(model, **changed),))
+        with pytest.raises(OptionError, match="not of one model in one shape"):
+            difference(made.facts, other)
     argv = ["report", str(made.library), str(shaped.library), "--json", "--no-run"]
     assert cli.main(argv) == 1
     assert "x: float32[1x24]" in capsys.readouterr().err

@@ -178,12 +178,28 @@ def test_a_bound_is_the_peak_or_the_memory():
     # data in L2 take 50 ns and 40 ns; 1000 FLOPs take 1 ns
     small = bound_of(machine, "float32", 1e3, [near, weight], weights=4_000)
     assert small.by == "L2" and small.seconds == pytest.approx(90e-9)
+    # what would fit in L1 may lie in L2
+    tiny = bound_of(machine, "float32", 1.0, [tensor(50, "stage")], weights=0)
+    assert tiny.by == "L2" and tiny.seconds == pytest.approx(0.5e-9)
     # all weights together do not stay in L2
     large = bound_of(machine, "float32", 1e3, [near, weight], weights=20_000)
     assert large.by == "DRAM" and large.seconds == pytest.approx(450e-9)
     heavy = bound_of(machine, "bfloat16", 1e6, [near, weight], weights=20_000)
     assert heavy.by == "compute" and heavy.seconds == pytest.approx(1e-6)
     assert bound_of(replace(machine, peaks={}), "float32", 1.0, [near], 0) is None
+
+
+def test_levels_of_several_threads():
+    """Caches that each core has count once a thread. L3 is one for all, but each core reads it by
+    itself; DRAM is one for all.
+    """
+    from gtco.machine.target import TARGETS
+
+    one, four = (nominal(TARGETS["znver4"], threads, "") for threads in (1, 4))
+    times = {"L1": 4, "L2": 4, "L3": 4, "DRAM": 1}
+    assert four.bandwidths == {level: times[level] * one.bandwidths[level] for level in times}
+    times = {"L1": 4, "L2": 4, "L3": 1}
+    assert four.capacities == {level: times[level] * one.capacities[level] for level in times}
 
 
 def test_peaks_of_formats(made, narrow):

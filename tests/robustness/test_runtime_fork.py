@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ import pytest
 from gtco.runtime.module import Model, load
 from gtco.support.errors import ArtifactError
 from tests.runtime.test_models import SLEEPER, check, example_inputs, kernels, small, some_tasks
+from tests.runtime.test_module import REPOSITORY
 
 PATIENCE = 120.0  # seconds until a child counts as hanging
 
@@ -114,6 +117,30 @@ def test_children_of_children(small: Path) -> None:
 
         run(3)
         check(model(*example_inputs()), *example_inputs())
+
+
+CLOSED = """
+import os, sys
+from gtco.runtime.module import load
+models = [load(sys.argv[1], 1) for _ in range(3)]
+for number in map(int, sys.argv[2:]):
+    models[number].close()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (2, 0)], ids=str)
+def test_models_that_were_closed_before(small: Path, closed: tuple[int, ...]) -> None:
+    """A fork visits the models that are open. Freed memory is filled, so that a closed one would
+    not be taken for one.
+    """
+    command = [sys.executable, "-c", CLOSED, str(small), *map(str, closed)]
+    env = {**os.environ, "MALLOC_PERTURB_": "165"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_closed_model_stays_closed_in_the_child(small: Path) -> None:

@@ -168,8 +168,9 @@ def test_no_compiler(tmp_path: Path, kernels: bytes, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match="apt install gcc"):
         write_artifact(small_artifact(kernels), tmp_path / "m.so")
+    monkeypatch.setenv("CC", "no-such-cc")
     with pytest.raises(BuildError, match="'no-such-cc' is not found"):
-        write_artifact(small_artifact(kernels), tmp_path / "m.so", cc="no-such-cc")
+        write_artifact(small_artifact(kernels), tmp_path / "m.so")
     assert list(tmp_path.iterdir()) == []
 
 

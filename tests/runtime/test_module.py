@@ -7,6 +7,7 @@ import ctypes
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,45 @@ def test_c_bad_pointers_are_errors(small: Path) -> None:
         assert status == 1 and "output 'total' overlaps 'y'" in message
         assert c_run(model, good, [y.ctypes.data, total.ctypes.data]) == (0, "")  # still usable
         assert model._library.run(model._handle, None, None) == 1
+
+
+def test_tensors_side_by_side_do_not_overlap(small: Path) -> None:
+    """All of them lie in one block of the caller's memory, each directly behind another."""
+    given = example_inputs()
+    sizes = {"x": 4 * ROWS * COLUMNS, "y": 4 * ROWS * COLUMNS, "total": 4 * COLUMNS, "mask": ROWS}
+    block = unaligned(np.zeros(sum(sizes.values()), np.uint8), 0)
+    ends = np.cumsum([*sizes.values()])[:-1]
+    x, y, total, mask = np.split(block, ends)
+    x[:], mask[:] = (array.reshape(-1).view(np.uint8) for array in given)
+    inputs, outputs = [x.ctypes.data, mask.ctypes.data], [y.ctypes.data, total.ctypes.data]
+    with load(small, 2) as model:
+        assert c_run(model, inputs, outputs) == (0, "")
+    check((y.view(np.float32).reshape(ROWS, COLUMNS), total.view(np.float32)), *given)
+
+
+def test_an_empty_tensor_needs_no_pointer(kernels: bytes, tmp_path: Path) -> None:
+    made = small_artifact(kernels)
+    empty = TensorSpec("empty", "float32", (0, 3))
+    path = write_artifact(replace(made, inputs=(*made.inputs, empty)), tmp_path / "m.so")
+    x, mask = example_inputs()
+    y, total = np.zeros_like(x), np.zeros(COLUMNS, np.float32)
+    with load(path, 2) as model:
+        pointers = [x.ctypes.data, mask.ctypes.data, None]
+        assert c_run(model, pointers, [y.ctypes.data, total.ctypes.data]) == (0, "")
+    check((y, total), x, mask)
+
+
+def test_a_number_needs_no_shape_in_c(kernels: bytes, tmp_path: Path) -> None:
+    """It has no axes, so its shape may be NULL. That of any other tensor may not."""
+    made = small_artifact(kernels)
+    number = TensorSpec("number", "float32", ())
+    path = write_artifact(replace(made, inputs=(*made.inputs, number)), tmp_path / "m.so")
+    shapes = [(ctypes.c_int64 * 2)(ROWS, COLUMNS), (ctypes.c_int64 * 1)(ROWS)]
+    x, mask = map(ctypes.addressof, shapes)
+    with load(path, 2) as model:
+        for given, status in (((x, mask, None), 0), ((x, None, None), 1), ((None, mask, None), 1)):
+            pointers = (ctypes.c_void_p * 3)(*given)
+            assert model._library.set_shapes(model._handle, pointers) == status
 
 
 def test_torch_in_torch_out(small: Path) -> None:

@@ -195,19 +195,24 @@ def test_save(kernels: bytes, tmp_path: Path, limit: int) -> None:
         check(model(*example_inputs()), *example_inputs())
 
 
-def test_open_and_close_leave_nothing(small: Path) -> None:
+@pytest.mark.parametrize("limit", [0, 10**9], ids=["weights beside it", "weights inside"])
+def test_open_and_close_leave_nothing(kernels: bytes, tmp_path: Path, limit: int) -> None:
+    path = write_artifact(small_artifact(kernels), tmp_path / "m.so", weights_inside_limit=limit)
+    assert len(weights_beside(path)) == (limit == 0)
+
     def state() -> tuple[int, int, int]:
         maps = Path("/proc/self/maps").read_text()
         return (
             len(os.listdir("/proc/self/task")),
             len(os.listdir("/proc/self/fd")),
-            maps.count(str(small)),
+            maps.count(str(path)),  # and of the weights, whose name begins alike
         )
 
-    load(small, 4).close()
+    load(path, 4).close()
     before = state()
+    assert before[2] == 0
     for _ in range(20):
-        load(small, 4).close()
+        load(path, 4).close()
     assert state() == before
 
 

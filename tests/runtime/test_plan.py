@@ -67,6 +67,11 @@ def test_the_smallest_gap_that_fits_is_taken() -> None:
     assert total == plan_arena(tensors)[1]
 
 
+def test_large_tensors_are_placed_first() -> None:
+    """If the small ones were, the large one would find no gap where the first of them was."""
+    assert plan_arena([(128, 1, 1), (128, 1, 2), (192, 2, 3)])[1] == 128 + 192
+
+
 def test_a_tensor_is_aligned_if_each_part_of_the_batch_is() -> None:
     """The last part ends with the batch, so it may begin anywhere."""
     batch = Batch(18, 16, {"x": 0})

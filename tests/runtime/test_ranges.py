@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gtco.runtime import variants
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.library import OK
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import Cover, Step, TensorSpec, Variant
-from gtco.runtime.ranges import Parts
+from gtco.runtime.ranges import Parts, known_sizes
 from gtco.runtime.writing.linking import write_artifact
 from gtco.support.errors import InputError, OptionError
 from gtco.support.sizes import Range
@@ -200,6 +201,24 @@ def test_tensors_that_do_not_go_together(model: Model) -> None:
     assert "not for all of them at once" in set_shapes(
         model, x.shape, other[1].shape, same.shape, kept.shape
     )
+
+
+def test_descriptions_are_kept_of_so_many_sizes(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that sees more and more sizes takes no more and more memory."""
+    monkeypatch.setattr(variants, "MOST_KEPT", 2)
+    monkeypatch.setattr(model._variants, "_by_shapes", {})
+    for batch in range(LOW, HIGH + 1):
+        assert model(*inputs(batch, 2, 3))[0].shape == (batch, 2, 3, COLUMNS)
+        assert 1 <= len(model._variants._by_shapes) <= 2
+
+
+def test_some_sizes_of_a_range_are_a_list() -> None:
+    """A library that is opened for a few of its sizes does not say that it has the others."""
+    metadata = {"ranges": {"height": {"low": 1, "high": 4, "step": 1}}}
+    for sizes, said in (((1, 2, 3, 4), Range(1, 4)), ((1, 3), [1, 3])):
+        assert known_sizes(metadata, [{"height": size} for size in sizes]) == {"height": said}
 
 
 def test_one_of_its_shapes(model: Model) -> None:

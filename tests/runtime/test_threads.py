@@ -109,15 +109,15 @@ void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
 """
 
 
-@pytest.mark.parametrize("threads", [1, 2, 8])
-def test_tasks_are_shared_out(threads: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("threads", "tasks"), [(1, 8), (2, 8), (8, 8), (2, 2)])
+def test_tasks_are_shared_out(threads: int, tasks: int, tmp_path: Path) -> None:
     """A task waits (up to five minutes) until as many tasks have begun as there are threads. So all
-    tasks end only if every thread works at once, and each does the same number of the 8.
+    tasks end only if every thread works at once, and each does the same number of them.
     """
-    x = np.full(8, threads, np.float32)
-    with load(some_tasks(WAVES, tmp_path), threads) as model:
+    x = np.full(tasks, threads, np.float32)
+    with load(some_tasks(WAVES, tmp_path, tasks), threads) as model:
         for _ in range(3):
-            np.testing.assert_array_equal(model(x), np.ones(8, np.float32))
+            np.testing.assert_array_equal(model(x), np.ones(tasks, np.float32))
             time.sleep(0.02)  # the workers may fall asleep or stay awake
 
 
@@ -235,6 +235,8 @@ def test_number_of_threads(kernels: bytes, tmp_path: Path, monkeypatch: pytest.M
     assert load(path).threads == 3 and load(path, 4).threads == 4
     monkeypatch.setenv("GTCO_NUM_THREADS", "5")
     assert load(path).threads == 5 and load(path, 4).threads == 4
+    monkeypatch.setenv("GTCO_NUM_THREADS", "")  # as if it were not set
+    assert load(path).threads == 3
     for bad in ("0", "-1", "two", "9999"):
         monkeypatch.setenv("GTCO_NUM_THREADS", bad)
         with pytest.raises(ArtifactError, match=f"GTCO_NUM_THREADS is '{bad}'"):

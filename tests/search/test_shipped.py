@@ -142,6 +142,7 @@ def test_the_most_alike_circumstances_come_first() -> None:
         OTHER_CPU,
         elsewhere(threads=here["threads"] * 2),
         elsewhere(threads=here["threads"] * 64),
+        elsewhere(mcpu="haswell"),
         older,
     ]
     distances = [unlike(json.loads(known), here) for known in ordered]

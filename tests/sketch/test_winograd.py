@@ -21,6 +21,7 @@ from gtco.search.analytic import AnalyticPolicy
 from gtco.tensor import space
 from gtco.tensor.emit.filtering import TRANSFORMS
 from gtco.tensor.sketch.convolution import cpu as convolution
+from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.winograd import cpu as winograd
 from gtco.tensor.space import Program, configs
 from gtco.tensor.stage import Stage, TensorType, make_stage
@@ -57,10 +58,12 @@ def test_against_float64(given: tuple, size: int, name: str) -> None:
     check(case(*given), name, 1, winograd.match, ("m", size))
 
 
-def by_bytes(stage: Stage) -> Stage:
-    """The stage with weights of int8, which its product's epilogue would scale."""
+def by_bytes(stage: Stage, dtype: str = "int8") -> Stage:
+    """The stage with weights of int8, which its product's epilogue would scale, or another
+    dtype.
+    """
     (w,) = (op.inputs[1] for op in stage.operators if op.kind == "conv2d")
-    types = {**stage.types, w: T(stage.types[w].shape, "int8")}
+    types = {**stage.types, w: T(stage.types[w].shape, dtype)}
     return make_stage(stage.operators, types, stage.constants)
 
 
@@ -311,6 +314,14 @@ def test_not_its_business_either() -> None:
     assert winograd.match(grouped(given, from_nchw=True), machine) is None
 
 
+@pytest.mark.parametrize("dtype", ["float16", "int4"])
+def test_weights_whose_transformed_values_would_be_rounded_are_left(dtype: str) -> None:
+    """A direct convolution takes them."""
+    stage, machine = by_bytes(case(16, 24, (9, 11)), dtype), target("x86-64-v3")
+    assert gemm.match(stage, machine) is not None
+    assert winograd.match(stage, machine) is None
+
+
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_is_picked_where_it_saves_most(name: str) -> None:
     """It is picked for ResNet's layers. So it is in bfloat16, but not with a tile unit, in which a
@@ -369,3 +380,20 @@ def test_stores_of_a_tile_where_channels_come_first_are_priced(size: int) -> Non
         stores.append(sum(e.count * e.units for e in extra if e.kernel == "store"))
     outputs = np.prod(shape)
     assert stores == [0, pytest.approx(16.0 * outputs / size)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tiles_at_a_border_are_dearer(size: int) -> None:
+    """Zeros are copied around them: a move for each number, and a run for each line. Both
+    convolutions have 8 x 8 outputs.
+    """
+    machine, counts = target("x86-64-v3"), []
+    for padding, image in (((1,) * 4, (8, 8)), ((0,) * 4, (10, 10))):
+        sketch = winograd.match(case(16, 24, image, padding), machine)
+        assert sketch is not None
+        config = next(c for c in configs(sketch) if c["m"] == size)
+        extra = sketch.workload(config).extra
+        counts.append([e.count for e in extra if e.kernel == "fma"])
+    assert len(counts[0]) == len(counts[1])
+    dearer = [b > p for b, p in zip(*counts, strict=True)]
+    assert sum(dearer) == 2 and all(b >= p for b, p in zip(*counts, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from argparse import ArgumentTypeError
 from dataclasses import fields
@@ -14,9 +15,9 @@ import pytest
 from gtco.cli import main
 from gtco.cli.arguments import new_file
 from gtco.compiler import compile_to_file, compile_to_files
-from gtco.support.environment import c_compiler, cache_folder
+from gtco.support.environment import c_compiler, cache_folder, variable
 from gtco.support.errors import BuildError, ModelError, OptionError
-from gtco.support.options import FLAGS, CompileKeywords, CompileOptions, Tune
+from gtco.support.options import FLAGS, CompileKeywords, CompileOptions, Quantization, Tune
 from tests.frontend.test_frontend import linear
 
 
@@ -33,6 +34,19 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         else:
             monkeypatch.delenv("GTCO_CACHE")
         assert cache_folder() == Path.home() / ".cache" / "gtco"
+
+
+def test_a_variable_is_the_users_and_else_ours_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GTCO_TEST", "theirs")
+    with variable("GTCO_TEST", "ours"):
+        assert os.environ["GTCO_TEST"] == "theirs"
+    assert os.environ["GTCO_TEST"] == "theirs"
+    monkeypatch.delenv("GTCO_TEST")
+    with variable("GTCO_TEST", "ours"):
+        assert os.environ["GTCO_TEST"] == "ours"
+    assert "GTCO_TEST" not in os.environ
 
 
 def program(folder: Path, name: str) -> Path:
@@ -53,7 +67,6 @@ def test_c_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     other = program(tmp_path, "other-cc")
     monkeypatch.setenv("CC", "other-cc")
     assert c_compiler() == str(other)
-    assert c_compiler("clang") == str(tmp_path / "clang")
     monkeypatch.setenv("CC", "absent-cc")
     with pytest.raises(BuildError, match=r"absent-cc"):
         c_compiler()
@@ -139,6 +152,13 @@ def test_a_budget_of_the_wrong_kind_is_named() -> None:
             Tune(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="weights=5: give a path"):
         Tune(policy="language-model", weights=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("smooth", [0, 1, 0.0, 1.0, -0.5, float("nan"), "much"])
+def test_a_strength_lies_between_0_and_1(smooth: float | str) -> None:
+    with pytest.raises(OptionError, match="give off, auto, or a number between 0 and 1"):
+        Quantization(smooth=smooth)
+    assert Quantization(smooth=0.5).smooth == 0.5
 
 
 def test_records_that_are_not_there_where_nothing_is_measured(tmp_path: Path) -> None:

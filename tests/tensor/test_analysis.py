@@ -15,6 +15,7 @@ from tvm import tirx
 
 from gtco.tensor import cost
 from gtco.tensor.analysis.axes import Segment, gathers, phase_steps, regular, segments, turned
+from gtco.tensor.analysis.filtering import applicable, least_products
 from gtco.tensor.analysis.indices import axis_groups, flatten
 from gtco.tensor.analysis.reduction import Reduction
 from gtco.tensor.analysis.scope import Scope
@@ -207,3 +208,33 @@ def test_phases_run_by_steps(most: int, wanted: tuple[int, ...] | None):
     assert phase_steps(planes, 0, 3, 1, most) == ()
     interleaved = one("slice", [(120,)], (40,), begin=(0,), strides=(3,))
     assert phase_steps(interleaved, 0, 1, 0, most) == wanted
+
+
+def filtered(dtype: str = "float32", **changes: Any) -> Operator:
+    """A convolution in 8 channels."""
+    attrs = {"strides": (1, 1), "dilation": (1, 1), "groups": 1, "padding": (1,) * 4, **changes}
+    return Operator("conv2d", ("x", "w"), "y", T((1, 8, 9, 9), dtype), make_attrs(**attrs))
+
+
+@pytest.mark.parametrize(
+    ("op", "weights"),
+    [
+        (filtered(exact=1), (8, 8, 3, 3)),
+        (filtered("int32"), (8, 8, 3, 3)),
+        (filtered(), (8, 8, 5, 3)),
+        (filtered(groups=2), (8, 4, 3, 3)),
+        (filtered(strides=(2, 1)), (8, 8, 3, 3)),
+        (filtered(dilation=(1, 2)), (8, 8, 3, 3)),
+    ],
+    ids=["exact sums", "sums of integers", "5 x 3", "groups", "strides", "dilation"],
+)
+def test_what_minimal_filtering_does_not_compute_needs_all_its_products(
+    op: Operator, weights: tuple[int, ...]
+) -> None:
+    assert not applicable(op, weights) and least_products(op, weights) == 1
+
+
+def test_minimal_filtering_needs_a_quarter_of_the_products() -> None:
+    """In tiles of 4 x 4 outputs, 6 x 6 products take the place of 9 for each output."""
+    assert applicable(filtered(), (8, 8, 3, 3))
+    assert least_products(filtered(), (8, 8, 3, 3)) == 36 / (16 * 9)

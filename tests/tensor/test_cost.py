@@ -134,6 +134,20 @@ def test_a_call_for_each_lane_is_dear() -> None:
     assert sin > 5 * gelu > 50 * add
 
 
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_numbers_of_8_bytes_take_two_vectors(lanes: int) -> None:
+    one, two = (cost.instructions(*single("add", d, lanes), lanes) for d in ("float32", "int64"))
+    assert two == 2 * one
+    assert cost.instructions(*single("divide", "float64", lanes), lanes) == 2 * cost.DIVIDE
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_integers_are_divided_lane_by_lane(lanes: int) -> None:
+    """No vector instruction divides them."""
+    counted = cost.instructions(*single("divide", "int32", lanes), lanes)
+    assert counted >= lanes * cost.INTEGER_DIVIDE
+
+
 @pytest.mark.parametrize("kind", ["gelu", "relu", "add"])
 def test_one_lane_costs_what_it_does(kind: str) -> None:
     """A thread of a GPU has one lane; a load is then not counted as a vector of one."""

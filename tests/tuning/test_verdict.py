@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gtco.tuning.verdict import judge, luck
+from gtco.tuning.verdict import judge, luck, outcome
 
 
 def rounds(*factors: float, noise: float = 0.0, drift: float = 0.0, n: int = 40) -> np.ndarray:
@@ -39,6 +39,17 @@ def test_a_gain_within_the_noise_of_equals_is_none() -> None:
     verdict = judge(readings)
     assert verdict.best == 0 and verdict.noise == pytest.approx(0.1, abs=0.01)
     assert judge(rounds(1.0, 0.88)).best == 1
+
+
+def test_on_a_noisy_machine_nothing_is_decided() -> None:
+    """The two readings of the first differ by 30 %. What is decided by them would be learned."""
+    readings = rounds(1.0, 0.5, 2.0)
+    readings[:, -1] *= 1.3
+    verdict = judge(readings)
+    assert not verdict.ranked and verdict.best == 0
+    assert [outcome(verdict, rival) for rival in range(3)] == ["noisy"] * 3
+    verdict = judge(rounds(1.0, 0.5, 2.0))
+    assert [outcome(verdict, rival) for rival in range(3)] == ["beaten", "taken", "slower"]
 
 
 def test_one_lucky_half_is_not_enough() -> None:

@@ -58,8 +58,9 @@ def nearest(
 
 def unlike(known: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, ...]:
     """How different two circumstances of CPUs are, as a key to sort by. Instruction sets come
-    first, because they decide which tiles exist; then threads, which decide how tasks are cut; then
-    the CPU with its caches; then versions. Circumstances of GPUs are infinitely different.
+    first, because they decide which tiles exist; then the name of the architecture; then threads,
+    which decide how tasks are cut; then the CPU with its caches; then versions. Circumstances of
+    GPUs are infinitely different.
     """
     try:
         features = {*known["features"]} ^ {*here["features"]}

@@ -24,7 +24,7 @@ from tests.kernels import fresh_seed
 SCALES = {
     "qlinear_matmul": ("as", "bs", "ys"),
     "qlinear_conv": ("xs", "ws", "ys"),
-    "qgemm": ("as", "bs"),
+    "qgemm": ("as", "bs", "ys"),
     "matmul_integer_to_float": ("as", "bs"),
     "dynamic_quantize_matmul": ("bs",),
     "qlinear_add": ("xs", "ys", "zs"),
@@ -34,7 +34,7 @@ SCALES = {
     "qlinear_global_average_pool": ("xs", "ys"),
     "qlinear_average_pool": ("xs", "ys"),
     "qlinear_softmax": ("xs", "ys"),
-    "qlinear_concat": ("ys", "x0s"),
+    "qlinear_concat": ("ys", "x0s", "x1s"),
     "qlinear_where": ("xs", "ys", "zs"),
     "quantize_linear": ("s",),
 }
@@ -64,6 +64,17 @@ def test_scales_that_are_no_positive_numbers(name: str, value: float) -> None:
         said = refusal(case)
         assert f"its scale '{scale}' is {value:g}" in said
         assert "have to be positive and finite. Quantize the model again" in said
+
+
+@pytest.mark.parametrize("scale", ["xs", "ys"])
+def test_scales_of_a_mean_are_positive_numbers_too(scale: str) -> None:
+    """It is not drawn: ONNX Runtime has no kernel for it."""
+    case = Case("QLinearReduceMean", ["x", "xs", "xz", "ys", "yz"], {}, {}, "uint8", MICROSOFT)
+    case.inputs["x"] = np.zeros((2, 3), np.uint8)
+    case.constants = {name: np.float32(name != scale) for name in ("xs", "ys")}
+    case.constants |= {name: np.uint8(3) for name in ("xz", "yz")}
+    case.attrs = {"axes": [1], "keepdims": 1}
+    assert f"its scale '{scale}' is 0" in refusal(case)
 
 
 def test_scales_of_blocks_may_be_zero_or_negative_but_no_nan() -> None:
@@ -135,6 +146,15 @@ def nbits(**changes: Any) -> Case:
     return case
 
 
+def table(b: np.ndarray, scales: np.ndarray, **attrs: Any) -> Case:
+    """Rows of a table of 4 bits with scales of blocks of 16."""
+    given = {"ids": np.zeros(2, np.int64)}
+    case = Case("GatherBlockQuantized", ["b", "ids", "s"], given, {}, "float32", MICROSOFT)
+    case.attrs = {"bits": 4, "block_size": 16, **attrs}
+    case.constants = {"b": b, "s": scales}
+    return case
+
+
 def linear(op: str, x: np.ndarray, scale: np.ndarray, zero: np.ndarray, **attrs: Any) -> Case:
     constants = {"s": scale, "z": zero}
     case = Case(op, ["x", "s", "z"], {"x": x}, constants, "float32", attrs=attrs)
@@ -198,6 +218,14 @@ WRONG: dict[str, tuple[Case, str]] = {
     "a bias of another size": (
         nbits(bias=np.ones(4, F)),
         r"its bias 'bias' has the shape \[4\], not \[3\]",
+    ),
+    "a table of 4 or of 8 columns": (
+        table(np.zeros((3, 4), U8), np.ones((3, 1), F)),
+        r"the shape \[3, 4\] and its scales 's' have \[3, 1\]: from these gtco cannot tell how",
+    ),
+    "scales that fit no table": (
+        table(np.zeros((3, 16), U8), np.ones((3, 3), F)),
+        r"\[3, 16\] and its scales 's' have \[3, 3\]: from these gtco cannot tell how",
     ),
     "blocks that do not divide": (
         linear("QuantizeLinear", X, np.ones((4, 4), F), np.zeros((4, 4), U8), block_size=4),

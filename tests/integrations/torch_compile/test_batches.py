@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,13 @@ class Turned(torch.nn.Module):
 class Squared(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         return x * 2, x.shape[0] ** 2
+
+
+class Halves(torch.nn.Module):
+    """A result that is computed, and a view of the input."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 2, x[:, 1:]
 
 
 def seen(model: Any, *inputs: Any) -> tuple[Any, list[Any]]:
@@ -82,6 +90,16 @@ def test_what_is_no_straight_line_is_left() -> None:
     assert batch is not None and any_batch(graph, arguments, batch) is None
 
 
+def test_a_batch_that_is_not_outermost_in_memory_is_left() -> None:
+    """The strides that its views have at another batch do not follow from this call's."""
+    graph, arguments = seen(Halves(), torch.randn(4, 5).t())
+    batch = batch_of(graph, constants_of(graph, arguments))
+    assert batch is not None and any_batch(graph, arguments, batch) is None
+    graph, arguments = seen(Halves(), torch.randn(5, 4))
+    batch = batch_of(graph, constants_of(graph, arguments))
+    assert batch is not None and any_batch(graph, arguments, batch) is not None
+
+
 def test_a_new_batch_runs_no_graph(compiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
 
@@ -96,3 +114,23 @@ def test_a_new_batch_runs_no_graph(compiles: Any, monkeypatch: pytest.MonkeyPatc
         x, mask = torch.randn(batch, 6, 4), torch.rand(batch)
         check_same(compiled(x, mask), model(x, mask))
     assert len(compiles) == len(runs) == 1
+
+
+def test_a_batch_with_other_results_is_compiled_anew(
+    compiles: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library of a range is not taken at a batch at which the graph writes to other tensors."""
+    model = torch.nn.Linear(4, 2)
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    x = torch.randn(3, 4)
+    check_same(compiled(x), model(x))
+    at_five = [lambda facts: replace(facts, written=(0, 1)), lambda facts: facts]
+
+    def changed(graph: Any, arguments: Any) -> Any:
+        return at_five.pop(0)(examine(graph, arguments))
+
+    monkeypatch.setattr(torch_compile.AnyBatch, "at", lambda *_: None)
+    monkeypatch.setattr(torch_compile, "examine", changed)
+    x = torch.randn(5, 4)
+    check_same(compiled(x), model(x))
+    assert [one.shapes for one in compiles] == [[(3, 4)], [(5, 4)]]

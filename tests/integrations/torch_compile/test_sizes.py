@@ -142,6 +142,33 @@ def test_weights_of_a_range_that_change(compiles):
     assert [seen.shapes for seen in compiles] == [[(3, 4)], [(5, 4)]]
 
 
+def test_a_library_goes_with_its_weights(compiles):
+    """A layer whose weight is another one at each call keeps one library."""
+    graphs = []
+
+    def kept(graph, arguments, **more):
+        graphs.append(backend(graph, arguments, **more))
+        return graphs[-1]
+
+    layer, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+    compiled = torch.compile(layer, backend=kept)
+    for _ in range(3):
+        layer.weight = torch.nn.Parameter(torch.randn(2, 4))
+        check_same(compiled(x), layer(x))
+    libraries = [len(made) for graph in graphs for made in graph._made.values()]
+    assert len(compiles) == 3 and max(libraries) == 1
+
+
+def test_int8_is_compiled_for_each_size(compiles):
+    """A quantized module has one shape."""
+    options = {"precision": "int8"}
+    compiled = torch.compile(torch.nn.Linear(4, 2), backend=backend, dynamic=True, options=options)
+    for batch in (3, 5):
+        compiled(torch.randn(batch, 4))
+    assert [seen.shapes for seen in compiles] == [[(3, 4)], [(5, 4)]]
+    assert [seen.options for seen in compiles] == [options, options]
+
+
 def test_samples_that_depend_on_each_other_are_compiled_by_size(compiles, monkeypatch):
     """The proof is in tests/end_to_end/sizes/test_ranges.py."""
     compile_model = gtco.compiler.compile_model
