@@ -3,7 +3,8 @@ or one that is a loop.
 
 - ``sort`` with ``stable`` given. TopK takes the earlier of two equal elements, so it is stable;
 - ``searchsorted``: a place is a count of elements that are less;
-- ``hypot``, ``copysign`` and ``signbit``;
+- ``hypot``, ``copysign``, ``signbit``, ``fmax`` and ``fmin``;
+- ``floor``, ``ceil``, ``round`` and ``trunc`` of integers, which are these integers;
 - ``cdist``, as in codebooks, by differences or by a product, as torch chooses;
 - ``prims.prod``, of which ``cumprod`` and ``vander`` are made;
 - ``hstack`` of vectors, which it writes as a loop over a sequence;
@@ -27,6 +28,12 @@ def missing(torch: Any) -> dict[Any, Any]:
         aten.searchsorted.Tensor: searchsorted,
         aten.hypot.default: hypot,
         aten.signbit.default: negative,
+        aten.fmax.default: lambda x, y: extreme(_op().Max, x, y),
+        aten.fmin.default: lambda x, y: extreme(_op().Min, x, y),
+        aten.floor.default: lambda x: rounded(_op().Floor, x),
+        aten.ceil.default: lambda x: rounded(_op().Ceil, x),
+        aten.round.default: lambda x: rounded(_op().Round, x),
+        aten.trunc.default: lambda x: rounded(truncated, x),
         aten.copysign.Tensor: copysign,
         aten._cdist_forward.default: cdist,
         prims.prod.default: product,
@@ -102,6 +109,24 @@ def negative(x: Any) -> Any:
     if not x.dtype.is_floating_point():
         return below
     return op.Or(below, op.Less(op.Div(_number(x, 1.0), x), zero))
+
+
+def extreme(of: Any, x: Any, y: Any) -> Any:
+    """The greater or less of two, and the other one where one is NaN."""
+    op = _op()
+    if not x.dtype.is_floating_point():
+        return of(x, y)
+    return op.Where(op.IsNaN(x), y, op.Where(op.IsNaN(y), x, of(x, y)))
+
+
+def rounded(by: Any, x: Any) -> Any:
+    return by(x) if x.dtype.is_floating_point() else _op().Identity(x)
+
+
+def truncated(x: Any) -> Any:
+    """Rounded towards 0."""
+    op = _op()
+    return op.Where(op.Less(x, _number(x, 0.0)), op.Ceil(x), op.Floor(x))
 
 
 def copysign(x: Any, y: Any) -> Any:

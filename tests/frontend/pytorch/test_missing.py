@@ -85,6 +85,19 @@ def test_signs() -> None:
     _check(torch.signbit, torch.tensor([0, -1, 2, -3]))
 
 
+def test_extremes_that_pass_over_nan() -> None:
+    some = torch.tensor([0.0, 1.0, -1.5, torch.inf, -torch.inf, torch.nan])
+    x, y = torch.cartesian_prod(some, some).T.contiguous()
+    _check(lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), x, y)
+    _check(torch.fmax, torch.randint(-5, 5, (9,)), torch.randint(-5, 5, (9,)))
+
+
+@pytest.mark.parametrize("function", [torch.floor, torch.ceil, torch.round, torch.trunc])
+def test_rounding(function: Any) -> None:
+    _check(function, torch.randint(-5, 5, (9,)))
+    _check(function, torch.tensor([-2.5, -1.5, -0.4, 0.5, 1.5, 2.5, torch.inf, torch.nan]))
+
+
 @pytest.mark.parametrize("rows", [(4, 7), (30, 9)], ids=["differences", "product"])
 @pytest.mark.parametrize("p", [0.0, 0.7, 1.0, 2.0, 3.0, torch.inf])
 def test_distances(p: float, rows: tuple[int, int]) -> None:
