@@ -138,10 +138,10 @@ def import_skeleton(
     skeleton: onnx.ModelProto,
     weights: Mapping[str, numpy.ndarray | Later],
     *,
-    shapes: Shapes | None = None,
-    simplify: bool = True,
-    simplify_timeout: float = 120,
-    float16: bool = True,
+    shapes: Shapes | None,
+    simplify: bool,
+    simplify_timeout: float,
+    float16: bool,
     symbols: bool = False,
 ) -> ImportedModel:
     """The rest of ``load_onnx``, for a model whose large weights are graph inputs (``weights`` by

@@ -2,6 +2,7 @@
 2.13, onnxscript 0.7). They are refused.
 
 - ``avg_pool`` with a ``divisor_override``, which the exporter leaves out;
+- ``batch_norm`` in training mode with running statistics, which it takes in place of the batch's;
 - ``cross_entropy`` with ``label_smoothing``, which it leaves out, or of probabilities, which it
   takes for places of classes;
 - shifts of bytes without a sign, of which it makes bytes with one;
@@ -43,6 +44,9 @@ def _mistake(name: str, given: Mapping[str, Any], node: Any) -> str:
     """What the exporter leaves out, in words; "" if nothing."""
     if name.startswith("avg_pool") and given.get("divisor_override") is not None:
         return "divisor_override"
+    if name.endswith("batch_norm") or "native_batch_norm_legit" in name:
+        if given.get("training") and given.get("running_mean") is not None:
+            return "the statistics of the batch (training=True; give no running_mean and _var)"
     if name == "scaled_dot_product_attention" and given.get("enable_gqa"):
         if (given.get("scale") or 0.0) < 0.0:
             return "the sign of the scale beside enable_gqa"

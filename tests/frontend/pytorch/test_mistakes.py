@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, cross_entropy, interpolate, pad
+from torch.nn.functional import (
+    avg_pool2d,
+    batch_norm,
+    cross_entropy,
+    instance_norm,
+    interpolate,
+    pad,
+)
 
 from gtco.frontend.pytorch.load import load_pytorch
 from gtco.graph.lower.walk import lower
 from gtco.support.errors import UnsupportedError
 
+ONES = torch.ones(2)
 PLACES = torch.tensor([[[[0, 0, 1]] * 8] * 2])
 
 
@@ -35,6 +43,7 @@ def averaged(x: Tensor, how: str) -> Tensor:
     [
         (lambda x: avg_pool2d(x, 3, divisor_override=5), "divisor_override"),
         (lambda x: averaged(x, "mean"), "reduce='mean'"),
+        (lambda x: batch_norm(x, ONES[:], ONES[:], training=True), "statistics of the batch"),
         (lambda x: cross_entropy(x, x[:, 0].long(), label_smoothing=0.1), "label_smoothing"),
         (lambda x: cross_entropy(x, x.softmax(1)), "probabilities"),
         (lambda x: x.to(torch.uint8) >> 1, "bytes have no sign"),
@@ -44,7 +53,7 @@ def averaged(x: Tensor, how: str) -> Tensor:
             "align_corners beside antialias",
         ),
     ],
-    ids=["divisor", "mean", "smoothing", "soft", "shift", "factor", "corners"],
+    ids=["divisor", "mean", "batch", "smoothing", "soft", "shift", "factor", "corners"],
 )
 def test_what_the_exporter_leaves_out_is_refused(
     function: Callable[[Tensor], Tensor], named: str
@@ -58,6 +67,10 @@ def test_what_the_exporter_leaves_out_is_refused(
     [
         lambda x: avg_pool2d(x, 3),
         lambda x: averaged(x, "sum"),
+        lambda x: batch_norm(x, ONES, ONES),
+        lambda x: batch_norm(x, None, None, training=True),
+        lambda x: instance_norm(x, ONES, ONES, use_input_stats=False),
+        lambda x: instance_norm(x, ONES[:], ONES[:]),
         lambda x: cross_entropy(x, x[:, 0].abs().long().clamp(max=1), reduction="none"),
         lambda x: x.to(torch.int32) >> 1,
         lambda x: pad(x, (-2, 3, 0, 0), mode="circular"),
@@ -65,7 +78,8 @@ def test_what_the_exporter_leaves_out_is_refused(
         lambda x: interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
         lambda x: interpolate(x, (4, 5), mode="bicubic", antialias=True),
     ],
-    ids=["pool", "sum", "entropy", "shift", "wrapped", "reflected", "factor", "size"],
+    ids="pool sum running of_batch running_input of_input entropy shift wrapped reflected factor "
+    "size".split(),
 )
 def test_what_it_writes_rightly_is_compiled(function: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
