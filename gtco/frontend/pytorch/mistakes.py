@@ -6,7 +6,8 @@
 - ``cross_entropy`` with ``label_smoothing``, which it leaves out, or of probabilities, which it
   takes for places of classes;
 - shifts of bytes without a sign, of which it makes bytes with one;
-- attention of grouped queries with a negative scale, of which it takes the square root;
+- attention of grouped queries with a negative scale, of which it takes the square root; and with
+  ``dropout_p``, which PyTorch applies in evaluation mode too, and which it leaves out;
 - ``scatter_reduce`` by ``mean``, which it writes as another reduction;
 - antialiased ``interpolate`` with ``align_corners``, or by a factor that gives no whole size. The
   exporter leaves both out.
@@ -47,8 +48,10 @@ def _mistake(name: str, given: Mapping[str, Any], node: Any) -> str:
     if name.endswith("batch_norm") or "native_batch_norm_legit" in name:
         if given.get("training") and given.get("running_mean") is not None:
             return "the statistics of the batch (training=True; give no running_mean and _var)"
-    if name == "scaled_dot_product_attention" and given.get("enable_gqa"):
-        if (given.get("scale") or 0.0) < 0.0:
+    if name == "scaled_dot_product_attention":
+        if given.get("dropout_p"):
+            return "dropout_p, which PyTorch applies here (give 0.0 unless self.training)"
+        if given.get("enable_gqa") and (given.get("scale") or 0.0) < 0.0:
             return "the sign of the scale beside enable_gqa"
     if name == "cross_entropy_loss" and given.get("label_smoothing"):
         return "label_smoothing"

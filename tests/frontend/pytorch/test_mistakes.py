@@ -15,6 +15,7 @@ from torch.nn.functional import (
     instance_norm,
     interpolate,
     pad,
+    scaled_dot_product_attention,
 )
 
 from gtco.frontend.pytorch.load import load_pytorch
@@ -43,6 +44,7 @@ def averaged(x: Tensor, how: str) -> Tensor:
     [
         (lambda x: avg_pool2d(x, 3, divisor_override=5), "divisor_override"),
         (lambda x: averaged(x, "mean"), "reduce='mean'"),
+        (lambda x: scaled_dot_product_attention(x, x, x, dropout_p=0.1), "dropout_p"),
         (lambda x: batch_norm(x, ONES[:], ONES[:], training=True), "statistics of the batch"),
         (lambda x: cross_entropy(x, x[:, 0].long(), label_smoothing=0.1), "label_smoothing"),
         (lambda x: cross_entropy(x, x.softmax(1)), "probabilities"),
@@ -53,7 +55,7 @@ def averaged(x: Tensor, how: str) -> Tensor:
             "align_corners beside antialias",
         ),
     ],
-    ids=["divisor", "mean", "batch", "smoothing", "soft", "shift", "factor", "corners"],
+    ids=["divisor", "mean", "dropout", "batch", "smoothing", "soft", "shift", "factor", "corners"],
 )
 def test_what_the_exporter_leaves_out_is_refused(
     function: Callable[[Tensor], Tensor], named: str
