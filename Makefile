@@ -12,6 +12,8 @@
 # make check-fuzz    mutated models and libraries for SECONDS (default 240): no crash, no traceback; SEED=N repeats a run
 # make check-random  20000 random graphs against ONNX Runtime, failures shrunk into build/random/:
 #             make check-random CHECK_FLAGS="--seconds 600 --seed 1" (python -m tests.random --help)
+# make check-scheduled  all other tests that take minutes, one of them 13 GB; a part of them:
+#             make check-scheduled PYTEST_FLAGS="-k ctrl_c"
 # make docs   the pages of docs/ as a site, in build/site
 # make bench  every model of docs/results.md beside its peers; JSON in build/bench/
 #
@@ -34,7 +36,8 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 CODE := gtco models bench tests setup.py
 
-.PHONY: demo test lint docs bench check-models check-paper-models check-cuda check-arm check-fuzz check-random clean
+.PHONY: demo test lint docs bench check-models check-paper-models check-cuda check-arm check-fuzz check-random \
+  check-scheduled clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
@@ -74,6 +77,12 @@ check-fuzz: $(VENV)/.test
 
 check-random: $(VENV)/.test
 	$(BIN)/python -m tests.random $(CHECK_FLAGS)
+
+# Without the tests of the targets above.
+check-scheduled: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m scheduled --timeout 3600 --durations 20 -n $(TEST_PROCESSES) --dist loadfile \
+	  $(PYTEST_FLAGS) tests --ignore tests/cuda --ignore tests/arm --ignore tests/fuzz \
+	  --ignore tests/end_to_end/test_paper_models.py
 
 clean:
 	rm -rf build

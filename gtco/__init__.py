@@ -99,7 +99,7 @@ _HOMES = {
     "Model": "gtco.runtime.module",
     "Range": "gtco.support.sizes",
     "Tune": "gtco.support.options",
-    # as ONNX Runtime has them
+    # the names are ONNX Runtime's
     "InferenceSession": _SESSION,
     "get_available_providers": _SESSION,
     "get_device": _SESSION,

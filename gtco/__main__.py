@@ -19,7 +19,7 @@ def main() -> int:
             raise
         print("interrupted", file=sys.stderr)
         return 130
-    finally:  # how it ends is known: nothing shall come between
+    finally:  # the exit code is decided: from here on Ctrl-C is ignored
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -262,7 +262,7 @@ def candidates_to_file(
     check_source(run.source.model)
     check_bundle(path, run.source.model)
     with staging(run.output) as folder, Workers(chosen.workers or backend.builders) as workers:
-        fused = run.to_stages(machine, None)
+        fused = run.to_stages(machine)
         with run.phase("generate") as say:
             artifact: Artifact | GpuArtifact
             if isinstance(machine, GpuTarget):
@@ -294,7 +294,7 @@ def stages_of(
     machine = target(chosen.target)
     backend_of(machine).check(chosen)
     with alone():
-        fused = run.to_stages(machine, None)
+        fused = run.to_stages(machine)
     return fused.policy, list(fused.partition.stages)
 
 

@@ -180,13 +180,13 @@ class Detr(nn.Module):
         return self.class_embed(decoded), self.bbox_embed(decoded)
 
 
-def sine_positions(grid: tuple[int, int], width: int, temperature: float = 10000.0) -> Tensor:
+def sine_positions(grid: tuple[int, int], width: int) -> Tensor:
     """Normalised sine embedding of an all-valid grid: [rows * columns, width], rows first."""
     half = width // 2
     exponents = (
         2 * torch.div(torch.arange(half, dtype=torch.float32), 2, rounding_mode="floor") / half
     )
-    periods = temperature**exponents
+    periods = 10000.0**exponents
 
     def embed(extent: int) -> Tensor:
         steps = torch.arange(1, extent + 1, dtype=torch.float32)

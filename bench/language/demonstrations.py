@@ -26,8 +26,7 @@ from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.profile import machine_key
 from gtco.search.calibration.rates import RateTable
 from gtco.search.gpu.policy import GpuPolicy
-from gtco.search.language.prompt import machine_words, prompt
-from gtco.search.language.sentence import Grammar, write
+from gtco.search.language.sentence import Grammar
 from gtco.search.policy import Policy
 from gtco.search.recorded import by_stage
 from gtco.search.records.records import Record
@@ -37,7 +36,6 @@ from gtco.tensor.space import Config, Space
 from gtco.tensor.stage import Stage
 
 from ..harness import readings
-from .corpus import Sentence
 from .machines import Place
 from .rankings import Ranking, ranking_of
 
@@ -62,14 +60,6 @@ class Demonstration:
 def ranking(grammar: Grammar, shown: Demonstration, hardware: bool = True) -> Ranking | None:
     """All measured configs as a ranking; None where there are too few."""
     return ranking_of(grammar, shown.stage, shown.space, shown.place, shown.times, hardware)
-
-
-def sentence_of(grammar: Grammar, shown: Demonstration, hardware: bool = True) -> Sentence:
-    place = shown.place
-    said = machine_words(place.machine, place.rates) if hardware else []
-    begin = prompt(grammar.vocabulary, shown.stage, said)
-    words = (*begin, *write(grammar, shown.space, shown.config))
-    return Sentence(shown.stage.key, words, len(begin))
 
 
 # what was measured --------------------------------------------------------------------------------

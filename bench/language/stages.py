@@ -78,7 +78,7 @@ def collect(workload: Workload, wanted: Collection[str]) -> Collected:
         )
         run = _Watched(module, Path("model.so"), inputs, options, lambda *_: None)
         run.wanted = wanted
-        found = run.to_stages(target(options.target), None).partition
+        found = run.to_stages(target(options.target)).partition
     except (GtcoError, RuntimeError, ValueError, MemoryError) as error:  # also torch's own
         return Collected(workload, failed=f"{type(error).__name__}: {error}"[:500])
     stages = {s.key: s.canonical for s in found.stages}

@@ -35,7 +35,7 @@ from gtco.cli.arguments import dim, new_file
 from gtco.cli.console import say, show
 from gtco.cli.tables import Table
 from gtco.support.errors import GtcoError, ModelError, OptionError
-from gtco.support.sizes import Range
+from gtco.support.sizes import Range, dim_text
 
 STATIC, OPEN = "static", "open"
 Sizes = Mapping[str, int]  # of the open dimensions, by name
@@ -167,16 +167,12 @@ def _models(options: argparse.Namespace) -> list[tuple[str, Dims]]:
     return [(options.model, dict(options.dim or [dim("batch=1..64")]))]
 
 
-def text_of(sizes: list[int] | Range) -> str:
-    return str(sizes) if isinstance(sizes, Range) else ",".join(map(str, sizes))
-
-
 def measure(
     model: Path, folder: Path, dims: Dims, shapes: Sequence[Sizes], options: Any
 ) -> dict[str, Any]:
     """Compiles, times and prints; what was found as JSON."""
     threads = options.threads
-    given = {name: text_of(sizes) for name, sizes in dims.items()}
+    given = {name: dim_text(sizes) for name, sizes in dims.items()}
     sizes = {name: given[name] if isinstance(s, Range) else s for name, s in dims.items()}
     opened = compiled(model, folder / "open.so", threads, dims=sizes)
     title = ", ".join(f"{name}={text}" for name, text in given.items())

@@ -43,7 +43,7 @@ def section(run: Mapping[str, Any]) -> str:
             *(f"{lost[s]:.1%}" if s in lost else "-" for s in LOSSES),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _filled(_means(models))])
+    return "\n".join([*lines, "", filled(_means(models))])
 
 
 def gain(model: Mapping[str, Any]) -> float:
@@ -60,7 +60,7 @@ def best(model: Mapping[str, Any]) -> float:
 def _about(run: Mapping[str, Any], quantizer: str) -> str:
     about = run["machine"]
     versions = [f"{NAMES[n]} {v}" for n, v in about["versions"].items() if n in NAMES and v]
-    return _filled(
+    return filled(
         f"`python -m bench int8 --quantizer {quantizer}` on {about['cores']} cores of an "
         f"{about['cpu']}, {about['threads']} threads, batch 1, {about['date'][:10]}, all of it one "
         f"run. Times in ms. {', '.join(versions)}. The best peer is the best of all columns but "
@@ -82,5 +82,5 @@ def _means(models: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(told)
 
 
-def _filled(text: str) -> str:
+def filled(text: str) -> str:
     return textwrap.fill(text, width=118, break_on_hyphens=False, break_long_words=False)

@@ -16,7 +16,6 @@ import argparse
 import json
 import statistics
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ def section(run: Mapping[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     told = [_means(models, peers), *_against_best(models, peers)]
     told += [*(_gain(models, way) for way in ways[1:]), *_conditions(models)]
-    return "\n".join([*lines, "", _filled(" ".join(told))])
+    return "\n".join([*lines, "", int8_table.filled(" ".join(told))])
 
 
 def best_peers(run: Mapping[str, Any]) -> str:
@@ -137,7 +136,7 @@ def best_peers(run: Mapping[str, Any]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     told = [*_against_best(models, peers), *(_gain(models, way) for way in ways[1:])]
-    return "\n".join([*lines, "", _filled(" ".join([*told, *_conditions(models)]))])
+    return "\n".join([*lines, "", int8_table.filled(" ".join([*told, *_conditions(models)]))])
 
 
 def _head(cells: Sequence[str]) -> tuple[str, str]:
@@ -184,15 +183,11 @@ def _about(run: Mapping[str, Any], peers: Sequence[str], of_best: bool = False) 
     )
     counts = f"; of a peer's settings ({settings}) the best counts" if settings else ""
     batch = "batch 1 unless the name says another, " if wide else "batch 1, "
-    return _filled(
+    return int8_table.filled(
         f"`python -m bench end_to_end {' '.join(asked)}` on {about['cores']} cores of an "
         f"{about['cpu']}, {about['threads']} threads, {batch}{precision}, {about['date'][:10]}, "
         f"all of it one run. {', '.join(versions)}. {what}: above 1 gtco is faster{counts}."
     )
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(text, width=118, break_on_hyphens=False, break_long_words=False)
 
 
 def _means(models: Sequence[Row], peers: Sequence[str]) -> str:

@@ -9,15 +9,13 @@ from dataclasses import replace
 from math import prod
 
 from gtco.codegen.nvrtc import Image, compile_cuda
-from gtco.machine.gpu import GPUS, GpuTarget
+from gtco.machine.gpu import GPUS, MOST_BLOCK_THREADS, REGISTER_GRANULE, GpuTarget
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.cuda.source import bounded
 from gtco.tensor.space import Rejection
 
 GRID = (2**31 - 1, 65535, 65535)  # the most blocks along x, y and z
-THREADS = 1024  # the most of one block
-GRANULE = 8  # registers of a thread are given out in eights
-Compiler = Callable[[str, str, bool], Image]  # as compile_cuda
+Compiler = Callable[[str, str, bool], Image]  # called as compile_cuda is
 
 
 def gpu_code(
@@ -80,7 +78,7 @@ def _side_by_side(program: CudaProgram, image: Image, gpu: GpuTarget) -> int:
 
 def _registers(image: Image) -> int:
     """Those that a thread is given."""
-    return -(-image.registers // GRANULE) * GRANULE
+    return -(-image.registers // REGISTER_GRANULE) * REGISTER_GRANULE
 
 
 def listing(program: CudaProgram, images: Mapping[str, Image]) -> str:
@@ -102,8 +100,10 @@ def _unlaunchable(program: CudaProgram, target: GpuTarget) -> Rejection | None:
     """Why no GPU of the target could launch it, whatever the compiler makes of it."""
     if not all(1 <= n <= most for n, most in zip(program.grid, GRID, strict=True)):
         return Rejection("grid", f"a grid of {program.grid} blocks; {GRID} are possible")
-    if not 1 <= program.threads <= THREADS:
-        return Rejection("threads", f"{program.threads} threads a block; {THREADS} are possible")
+    if not 1 <= program.threads <= MOST_BLOCK_THREADS:
+        return Rejection(
+            "threads", f"{program.threads} threads a block; {MOST_BLOCK_THREADS} are possible"
+        )
     if program.shared > target.shared:
         return Rejection(
             "shared memory",

@@ -17,7 +17,8 @@ from gtco.support.errors import REPORT, BuildError, InternalError
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage, make_stage
 
-MOST_NOTES = 5  # of what failed before, beside the operators that nothing is left for
+# An error shows at most so many earlier failures, beside those of operators that cannot be built.
+MOST_NOTES = 5
 # A stage and the names of sketches that are out of the question for it.
 Choose = Callable[[Stage, Collection[str]], Pick | None]
 

@@ -71,7 +71,7 @@ def compile_cuda(source: str, arch: str, ptx: bool = False) -> Image:
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     used, static = _USED.search(log), _STATIC.search(log)
-    local = [tuple(map(int, found)) for found in _LOCAL.findall(log)]  # of each function
+    local = [tuple(map(int, found)) for found in _LOCAL.findall(log)]  # bytes of each function
     return Image(
         cubin,
         log,
@@ -124,7 +124,7 @@ def _asked(nvrtc: Any, name: str, *arguments: Any) -> Any:
 
 
 def _text(nvrtc: Any, program: Any) -> str:
-    # filled in place: never one of the short ones that Python has once
+    # NVRTC writes into this object. Python shares bytes of length 0 and 1, so it is longer.
     log = bytes(max(2, _asked(nvrtc, "nvrtcGetProgramLogSize", program)))
     _asked(nvrtc, "nvrtcGetProgramLog", program, log)
     return log.rstrip(b"\0 \n").decode(errors="replace")

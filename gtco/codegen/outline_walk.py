@@ -31,10 +31,11 @@ class Walk:
     graph: dict[str, Any]
     tokens: list[str] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    replaced: Mapping[int, int] = field(default_factory=dict)  # by a number's place, the variable
+    # Variables, by the place of the number that they replace
+    replaced: Mapping[int, int] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)  # variables, by their node
     in_registers: set[int] = field(default_factory=set)  # variables that index registers
-    dtypes: dict[int, str] = field(default_factory=dict)  # by the node of a type
+    dtypes: dict[int, str] = field(default_factory=dict)  # dtypes, by the node of their type
 
     def __post_init__(self) -> None:
         self.nodes: list[dict[str, Any]] = self.graph["nodes"]

@@ -50,6 +50,6 @@ def arguments(outlines: Sequence[Outline]) -> Arguments:
     for place, row in enumerate(zip(*(each.numbers for each in outlines), strict=True)):
         if len(set(row)) > 1:
             columns[place] = rows.setdefault(row, len(rows))
-    least = tuple(max(min(0, *row) if min(row) < 1 else 1, -1) for row in rows)
+    least = tuple(max(-1, min(1, *row)) for row in rows)
     narrow = all(-LIMIT <= n < LIMIT for row in rows for n in row)
     return Arguments(columns, least, "int32" if narrow else "int64")

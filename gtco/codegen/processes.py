@@ -26,7 +26,7 @@ RUN_MODULE = (
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 
-_early: list[Forks] = []  # of this process, until Workers take it
+_early: list[Forks] = []  # forks of this process, until Workers take them
 
 
 def environment() -> dict[str, str]:

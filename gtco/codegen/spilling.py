@@ -28,8 +28,8 @@ def without_spills(
     stand_ins: StandIns,
     target: Machine,
     workers: Workers,
-    text: bool = False,
-    ptx: bool = False,
+    text: bool,
+    ptx: bool,
 ) -> list[str]:
     """Puts in the place of each kernel that spills on an architecture, and of its choice, the first
     of its stand-ins whose kernel spills on none. Gives a note for each where there is none: it

@@ -32,7 +32,7 @@ from gtco.support.errors import BuildError
 
 TIMEOUT = 120.0  # seconds for one kernel
 WHOLE = 5  # times that for the one kernel of a whole model
-READ_BYTES = 1 << 20  # of a message at once
+READ_BYTES = 1 << 20  # bytes of a message that are read at once
 Waiting = deque[tuple[Job | ProgramJob, bytes]]  # jobs, and these as messages
 
 
@@ -186,7 +186,7 @@ class Workers:
             answer = worker.receive()
             assert answer is None or isinstance(answer, Kernel | Failure)
             return answer
-        except (EOFError, OSError):  # how it ends by itself is what is told
+        except (EOFError, OSError):  # what is told is the exit code with which it ends by itself
             code = self._drop(worker, ENDING)
             if code == NO_PROCESS:
                 raise BuildError(
@@ -212,7 +212,7 @@ class Ahead:
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._lock = threading.Lock()  # of what is not begun
+        self._lock = threading.Lock()  # it guards the jobs that are not begun
         self._waiting: Waiting = deque()
         self._spare: Waiting = deque()
         self._order: list[str] = []
@@ -277,7 +277,7 @@ class Ahead:
 
     def _run(self) -> None:
         workers, last = self._workers, False
-        guesses: dict[int, Job | ProgramJob] = {}  # that are being built, by their ids
+        guesses: dict[int, Job | ProgramJob] = {}  # guesses that are being built, by their ids
         try:
             while self._waiting or workers.busy or not last:
                 with self._lock:

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from gtco.driver.linking.launching import Launching
     from gtco.graph.graph import Graph
 
-MOST_ELEMENTS = 1 << 31  # of a tensor: kernels for GPUs index fewer
+MOST_ELEMENTS = 1 << 31  # kernels for GPUs index tensors of fewer elements
 
 
 class Backend(ABC):
     """A kind of machine, for one machine of it."""
 
     machine: Machine
-    c_sources: Sequence[str]  # of the C runtime, that its libraries are linked with
-    dump_suffix: str  # of the files that --dump writes for kernels
-    isa: Isa = X86_64  # of the library
+    c_sources: Sequence[str]  # sources of the C runtime for its libraries
+    dump_suffix: str  # suffix of the files that --dump writes for kernels
+    isa: Isa = X86_64  # instruction set of the library
     computes_float16: bool  # False: float16 models are computed in float32
     widens_bytes: bool  # True: kernels multiply float32 by int8 weights
 

@@ -87,8 +87,8 @@ def rounded(
         graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
         graph = fold_constants(graph).check()
     if keeps_bytes:
-        # by predictions alone: what was measured by chance does not decide about a library's
-        # size, which is what weights of 8 bits are for
+        # Predictions alone decide. Weights of 8 bits are for a smaller library, and its size shall
+        # not depend on what was measured by chance.
         base = policy.policy
         graph = byte_weights(graph, base.predict, base.floor).check()
     if float16:

@@ -81,7 +81,7 @@ class Compilation:
         self.options, self.progress, self.shared = options, progress, shared
         self.report = CompileReport()
         self.accidents = False
-        self._table: MachineTable | None = None  # of this machine's rates, once it is asked for
+        self._table: MachineTable | None = None  # this machine's rates, once they were asked for
 
     def like(self, label: str) -> Compilation:
         """A compilation of the same model, with nothing done yet. ``label``: the folder of what it
@@ -138,7 +138,7 @@ class Compilation:
             say(f"{counted(len(found.stages), 'stage')}, {found.unique} of them different")
         return fused
 
-    def to_stages(self, machine: Machine, records: Records | None) -> Fused:
+    def to_stages(self, machine: Machine, records: Records | None = None) -> Fused:
         """The steps from the model to its stages."""
         return self.fuse(self.simplify(self.read(machine), machine), machine, records)
 
@@ -291,7 +291,7 @@ class Compilation:
     def _new_policy(self, machine: Machine) -> Policy:
         from gtco.driver.policies import policy_of
 
-        rates = self.rates(machine)  # of the whole machine, whatever the number of threads
+        rates = self.rates(machine)  # rates of the whole machine, whatever the number of threads
         policy, notes = policy_of(self.options, machine, self.threads(machine), rates)
         self.report.notes += notes
         return policy

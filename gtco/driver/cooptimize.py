@@ -33,9 +33,9 @@ from gtco.tensor.stage import Stage
 from gtco.tuning.race import RaceReadings, race, saved
 from gtco.tuning.runner import Runner
 
-SHARE = 0.5  # of the budget that is for choosing a partition; the rest is for the one that stands
+SHARE = 0.5  # share of the budget for choosing a partition; the one that stands gets the rest
 TURNS = 3
-RACE_SECONDS = 3.0  # of readings side by side
+RACE_SECONDS = 3.0  # seconds of readings side by side
 
 
 class Steps(Protocol):
@@ -113,7 +113,7 @@ def cooptimize(first: CutModel, steps: Steps, effort: Tune) -> tuple[CutModel, s
             return False
         try:
             seen[key] = CutModel(graph, partition, steps.generate(partition))
-        except BuildError:  # no reason to end: it is not needed
+        except BuildError:  # the partition is left out; the first one is there in any case
             return False
         return True
 

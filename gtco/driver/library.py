@@ -50,7 +50,7 @@ class Library:
         progress: Progress,
     ) -> None:
         self.output, self._progress = output.absolute(), progress
-        self.fetched: CompileReport | None = None  # of a library from the cache
+        self.fetched: CompileReport | None = None  # the report of a library from the cache
         # A module is exported for each of its shapes; other models are read once.
         self.one_source = is_onnx(model) or is_program(model)
         self.axes: Mapping[str, int | None] = {}  # where tensors have samples, with a range
@@ -247,7 +247,7 @@ class Library:
         if len(some) < len(sizes) and first.options.verify:
             names = "; ".join(sizes_text(sizes[number]) for number in some)
             note = f"{len(some)} of {len(sizes)} sizes were compared: {names}"
-            for run in self.compilations:  # of all of them, so that it names none
+            for run in self.compilations:  # all of them get the note, so that it names none
                 if note not in run.report.notes:
                     run.report.notes.append(note)
         return [(self.compilations[number], sizes[number] or None) for number in some]

@@ -46,7 +46,7 @@ def byte_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
     prices = Prices(graph, BYTE, cost, floor)
     found: dict[tuple[str, str], list[_Stored]] = {}
     stored = False
-    with uncollected():  # as in the fusion search: the same policy prices here
+    with uncollected():  # the fusion search does so too: the same policy prices here
         products = [op for op in graph.operators.values() if _multiplies(graph, op)]
         left = Counter((op.inputs[1], op.kind) for op in products)
         for op in products:

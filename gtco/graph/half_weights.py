@@ -43,7 +43,7 @@ def half_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
             half[tensor] = graph.add_constant(narrow, tensor) if same else ""
         return half[tensor]
 
-    with uncollected():  # as in the fusion search: the same policy prices here
+    with uncollected():  # the fusion search does so too: the same policy prices here
         for op in list(graph.operators.values()):
             where = _weights(graph, op)
             if where is None or not (twin := stored(op.inputs[where])):

@@ -56,7 +56,7 @@ def narrow_operands(
     be slower, because it has no kernel as good, stays too. ``floor`` is a lower bound on the cost
     of a stage with the operator.
     """
-    with uncollected():  # as in the fusion search: the same policy prices here
+    with uncollected():  # the fusion search does so too: the same policy prices here
         return _Narrowing(graph.copy(), dtype, cost, floor).run()
 
 

@@ -38,7 +38,7 @@ class Call:
     """An operator at both sizes, with the places of its inputs."""
 
     small: Operator
-    types: tuple[TensorType, ...]  # of the inputs at the small size
+    types: tuple[TensorType, ...]  # types of the inputs at the small size
     places: tuple[Place, ...]
     sizes: tuple[int, int]
     large: Operator

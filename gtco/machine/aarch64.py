@@ -28,8 +28,8 @@ from __future__ import annotations
 from gtco.machine.cpu import MemoryLevel, Target
 from gtco.machine.isa import AARCH64, NEON_LANES
 
-REGISTERS = 32  # of 128 bits
-CORES = 4  # for which work is divided where the machine is not known
+REGISTERS = 32  # registers of 128 bits
+CORES = 4  # work is divided for so many where the machine is not known
 
 
 def _memory(

@@ -7,6 +7,7 @@ from typing import Any
 
 from gtco.machine.isa import ISAS, X86_64, Isa
 
+CACHE_LINE = 64  # bytes
 TILES = ("amx-tile", "amx-bf16", "amx-int8")  # those of the tile unit
 
 

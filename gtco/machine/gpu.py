@@ -10,11 +10,14 @@ from typing import Any
 
 from gtco.support.errors import OptionError
 
-ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # that images are made for, the oldest first
+ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # images are made for these, the oldest first
 # GPUs newer than all of them run this one's PTX. Its blocks take at most 99 KiB of shared memory,
 # and sm_120 gives a block no more than that.
 NEWER = "sm_89"
-MOST_REGISTERS = 255  # of a thread: instructions cannot name more
+MOST_REGISTERS = 255  # registers of a thread: instructions cannot name more
+REGISTER_GRANULE = 8  # the registers of a thread are given out in eights
+WARP = 32  # threads
+MOST_BLOCK_THREADS = 1024
 
 
 @dataclass(frozen=True)

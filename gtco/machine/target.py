@@ -16,7 +16,7 @@ from pathlib import Path
 from gtco.machine.aarch64 import ARM_NEAREST, ARM_TARGETS, PARTS
 from gtco.machine.aarch64 import LINUX_NAMES as ARM_LINUX_NAMES
 from gtco.machine.cores import ROOT, allowed_cores, fastest_cpu
-from gtco.machine.cpu import TILES, MemoryLevel, Target
+from gtco.machine.cpu import CACHE_LINE, TILES, MemoryLevel, Target
 from gtco.machine.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
 from gtco.machine.isa import AARCH64, host
 from gtco.machine.tiles import tiles
@@ -25,6 +25,7 @@ from gtco.support.errors import OptionError
 
 __all__ = [
     "ARM_TARGETS",
+    "CACHE_LINE",
     "CPUS",
     "NEAREST",
     "OLDER",

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
-FLAGS = ("amx_tile", "amx_bf16", "amx_int8", "amx_fp16")  # as /proc/cpuinfo spells them
+FLAGS = ("amx_tile", "amx_bf16", "amx_int8", "amx_fp16")  # spelled as in /proc/cpuinfo
 SECONDS = 20.0  # a child needs less than a tenth of a second; a machine may be busy
 REFUSED = 3  # exit status of the child if the kernel refuses
 

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 Run = Mapping[str, Array]
 
 LEAST, MOST = 32, 256  # samples
-_LEAST_RUNS = 4  # of which one is held out
+_LEAST_RUNS = 4  # one of these runs is held out
 _EVERY = 4  # each so-many-th run is held out
 _FILES = (".npy", ".npz")
 

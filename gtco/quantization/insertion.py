@@ -29,9 +29,9 @@ from gtco.support.onnx_messages import nodes as all_nodes
 from gtco.support.version import __version__
 
 Array = NDArray[Any]
-_LARGEST = 127  # of a weight; -128 is left out, so that the steps are symmetric
+_LARGEST = 127  # the largest weight; -128 is left out, so that the steps are symmetric
 _PARAMETERS = ("scale", "zero_point")
-# Of the largest magnitude of a block, that its scale may be made for.
+# A block's scale is made for one of these shares of its largest magnitude.
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
 
 

@@ -23,9 +23,9 @@ Array = NDArray[Any]
 BINS = 1 << 14  # at most: 64 for each step of uint8, so that a few values far out leave some
 LEVELS = 256
 _NARROWEST = -160  # exponent of the narrowest bin, below the smallest float32
-_DIGITS = 24  # of a float32: narrower bins tell no more values apart
-_PERCENT = 99.99  # of the values are inside what the percentile observer takes
-_FACTORS = numpy.geomspace(1.0, 1 / 64, 73)  # by which an end of the range is tried
+_DIGITS = 24  # binary digits of a float32: narrower bins tell no more values apart
+_PERCENT = 99.99  # percentage of the values inside the range of the percentile observer
+_FACTORS = numpy.geomspace(1.0, 1 / 64, 73)  # an end of the range is tried times these
 
 
 class Histogram:

@@ -19,7 +19,7 @@ from gtco.runtime.publish import write_whole
 from gtco.support.options import Quantization
 from gtco.support.version import __version__
 
-VERSION = 1  # of the JSON; raised when a field changes its meaning or goes
+VERSION = 1  # version of the JSON; raised when a field changes its meaning or goes
 
 
 def _finite(value: Any) -> Any:

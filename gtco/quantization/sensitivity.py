@@ -13,7 +13,7 @@ from gtco.quantization.products import Product
 from gtco.quantization.verdict import compare, worst
 from gtco.support.errors import QuantizationError
 
-KEPT_BYTES = 1 << 29  # of the float model's outputs; more are computed again each time
+KEPT_BYTES = 1 << 29  # bytes of the float model's outputs; more are computed again each time
 
 
 class Trial:

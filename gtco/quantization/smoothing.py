@@ -24,8 +24,8 @@ from gtco.quantization.insertion import Edit
 from gtco.quantization.products import Constants, Product, by_tensor, reads
 
 Array = NDArray[Any]
-STRENGTHS = (0.25, 0.5, 0.75)  # that smooth='auto' tries beside none
-_MOST = 2.0**10  # and 2^-10: s stays where float32 has room
+STRENGTHS = (0.25, 0.5, 0.75)  # smooth='auto' tries these beside none
+_MOST = 2.0**10  # s lies between 1 / _MOST and this, so that products with it fit float32
 
 
 def smoothed(

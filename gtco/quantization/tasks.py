@@ -17,7 +17,7 @@ Array = NDArray[Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 _COLOURS = (1, 3, 4)  # channels of an image
-_STRIDES = (1, 2, 4)  # of pixels of the image to those of a map of classes
+_STRIDES = (1, 2, 4)  # pixels of the image for one of a map of classes
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class BoxSums:
     def __init__(self) -> None:
         self.queries = self.same = 0
         self.shift = 0.0
-        self.overlap = {True: 0.0, False: 0.0}  # by whether boxes are corners
+        self.overlap = {True: 0.0, False: 0.0}  # sums if boxes are corners, and if they are not
         self.are_boxes = self.corners = True
 
     def add(self, wanted: tuple[Array, Array], got: tuple[Array, Array]) -> None:

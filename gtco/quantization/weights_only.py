@@ -27,7 +27,7 @@ from gtco.support.errors import OptionError
 
 BITS = (8, 4)
 BLOCKS = (16, 32, 64, 128, 256)  # those that ONNX Runtime's quantizer writes
-BLOCK = 32  # for weights of 4 bits
+BLOCK = 32  # the block of weights of 4 bits
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gtco.support.errors import OptionError
 from gtco.support.later import Later, read
 from gtco.support.options import check_place
 
-MOST_BYTES = 1_000_000_000  # of weights that are in the model's own file
+MOST_BYTES = 1_000_000_000  # bytes of weights in the model's own file
 _ALIGNED = 4096  # so that a weight can be mapped into memory by itself
 _PART = 1 << 26  # bytes that are written at once
 

@@ -14,7 +14,7 @@ from gtco.report.text import TIMES, error_text, middle, milliseconds, nbytes
 from gtco.tensor.operators import INJECTIVE, OPERATORS
 
 MOST_BARS = 14
-LEAST_ERROR = 1e-12  # that has a place of its own on a logarithmic axis
+LEAST_ERROR = 1e-12  # smaller errors share its place on a logarithmic axis
 HEAT = 6  # colours of a heat map
 SIDES = ["before", "after"]
 

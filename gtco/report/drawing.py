@@ -13,7 +13,7 @@ from typing import Any
 
 from gtco.report.text import milliseconds, percent
 
-VERSION = "6.4"  # of Vega-Lite
+VERSION = "6.4"  # version of Vega-Lite
 WIDTH = 940
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, sans-serif"
 COLOURS = {

@@ -28,7 +28,7 @@ from gtco.support.sizes import evenly_spread, sizes_text
 from gtco.tensor.loops import Line
 from gtco.tensor.stage import item_bytes
 
-# of a buffer that no stage wrote
+# the place of an input that no stage wrote, by the kind of its buffer
 PLACES: Mapping[str, Place] = {"input": "input", "weight": "weight"}
 MOST_MODELS = 16  # variants of a library in one report
 SLOWER = 2.0  # times the predicted time, from which on a note says so

@@ -11,7 +11,7 @@ from gtco.report.facts import ModelFacts, StageFacts
 from gtco.report.layout import layout, spread
 from gtco.report.text import middle
 
-WIDTH, PILL_WIDTH, PILL_HEIGHT = 300, 220, 26  # of a stage's box, of an input or an output
+WIDTH, PILL_WIDTH, PILL_HEIGHT = 300, 220, 26  # sizes of a stage's box, of an input or an output
 HEADER, ROW, FOOT = 30, 16, 10  # heights in a box: its name, an operator, what is below
 GAP_Y, MARGIN = 28, 12
 MOST_ROWS = 8  # operators that a box shows

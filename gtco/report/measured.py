@@ -17,8 +17,8 @@ from gtco.runtime.module import Model, load
 from gtco.runtime.tensors import random_inputs
 from gtco.support.errors import PACKAGES, ArtifactError, GtcoError
 
-SECONDS = 4.0  # of runs, for each variant
-MOST_SECONDS = 16.0  # of runs, for all of them
+SECONDS = 4.0  # seconds of runs, for each variant
+MOST_SECONDS = 16.0  # seconds of runs, for all of them
 LEAST_RUNS, MOST_RUNS = 10, 500
 
 

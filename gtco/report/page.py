@@ -25,7 +25,7 @@ from gtco.support.version import __version__
 
 TEMPLATES = Path(__file__).parent / "templates"
 NEEDED = {"vl_convert": "vl-convert-python", "fast_sugiyama": "fast-sugiyama", "jinja2": "jinja2"}
-MOST_VARIANTS = 3  # that a page shows in full
+MOST_VARIANTS = 3  # variants that a page shows in full
 HEAVIEST = 8
 DISTURBED = 0.15  # the share of a run that other processes take, from which on the page says so
 MOST_BYTES = 3_000_000  # what mail takes and a browser opens at once

@@ -89,7 +89,7 @@ _NUMBERS = {
     "group": "blocks are launched in groups of {}, which share operands in L2",
     "stages": "slices of the operands in shared memory at once: {}",
 }
-# Of attention on a GPU, whose decisions have names of products' in part.
+# The decisions of attention on a GPU, some of which have the names of products' decisions.
 _ATTENTION = {
     "columns": "columns of v that a block computes: {}",
     "tiles": "sixteens of queries of a warp: {}",

@@ -51,7 +51,7 @@ def _merged(given: Mapping[Any, Any], kwargs: Mapping[str, Any]) -> dict[Any, An
 
 
 def feeds_of(feeds: Any) -> Mapping[str, Any]:
-    """The inputs by name that were given to ``run``. Raises :class:`InputError` if they are not
+    """The inputs by name that were given to ``run``. Raises :class:`InputError` if they are no
     mapping.
     """
     if isinstance(feeds, Mapping):

@@ -140,7 +140,7 @@ def write_whole(path: Path, content: bytes) -> Path:
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return path
-        with staging(target := path.resolve()) as folder:  # of a link, the file is replaced
+        with staging(target := path.resolve()) as folder:  # a link stays, and its file is replaced
             made = folder / target.name
             made.write_bytes(content)
             _flush(made)

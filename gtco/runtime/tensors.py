@@ -166,9 +166,9 @@ def _from_dlpack(spec: TensorSpec, value: Any, role: str) -> np.ndarray:
     try:
         if _is_torch(value) and not value.requires_grad and value.device.type == "cpu":
             torch = sys.modules["torch"]
-            if value.dtype == torch.bfloat16:  # which numpy does not know
+            if value.dtype == torch.bfloat16:  # numpy does not know bfloat16
                 return value.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
-            return value.numpy()  # by DLPack numpy makes it read-only
+            return value.numpy()  # numpy makes what it takes by DLPack read-only
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         fix = (

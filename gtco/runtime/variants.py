@@ -17,7 +17,7 @@ from gtco.runtime.plan import TensorSpec
 from gtco.runtime.ranges import Covered, another_range, known_sizes
 from gtco.runtime.tensors import Place, dense, shape_of, to_numpy
 from gtco.support.errors import InputError, OptionError
-from gtco.support.sizes import Range, sizes_text
+from gtco.support.sizes import Range, dim_text, sizes_text
 
 
 class SizedModel:
@@ -39,7 +39,7 @@ class SizedModel:
         self.parts = len(described.get("parts", (0,)))
         self.inputs = tensor_specs(described, "inputs")
         self.outputs = tensor_specs(described, "outputs")
-        # of a size of a range they are collected when they are asked for
+        # the steps of a size of a range are collected when they are asked for
         self._steps: list[dict[str, Any]] | Callable[[], list[dict[str, Any]]] = described["steps"]
         self.input_places = [Place(spec) for spec in self.inputs]
         self.output_places = [Place(spec) for spec in self.outputs]
@@ -92,7 +92,7 @@ def choose(
         return found.every[0]
     if not dims:
         return None
-    more = ", ".join(f"{name}={_listed(sizes)}" for name, sizes in found.dims.items())
+    more = ", ".join(f"{name}={dim_text(sizes)}" for name, sizes in found.dims.items())
     raise OptionError(f"{where} has several models of these sizes: give {more}")
 
 
@@ -115,7 +115,7 @@ def choose_some(metadata: Mapping[str, Any], dims: Mapping[str, Any], where: obj
     covered, known = Covered.of(metadata), dims_of(metadata)
     for name, size in dims.items():
         if name not in known:
-            names = ", ".join(f"{n!r}, of {_listed(sizes)}" for n, sizes in known.items())
+            names = ", ".join(f"{n!r}, of {dim_text(sizes)}" for n, sizes in known.items())
             raise OptionError(
                 f"{where} has no dimension {name!r} of several sizes: "
                 + (f"it has {names}" if names else "it was compiled for one shape")
@@ -165,13 +165,9 @@ def open_sizes(
 def _not_compiled(name: str, size: int, known: Sequence[int] | Range, where: object) -> OptionError:
     wanted = "with a range that has" if isinstance(known, Range) else "with a list that has"
     return OptionError(
-        f"{name}={size}: {where} was compiled for {name}={_listed(known)}; compile it again "
+        f"{name}={size}: {where} was compiled for {name}={dim_text(known)}; compile it again "
         f"{wanted} this size (--dim; in Python: dims)"
     )
-
-
-def _listed(sizes: Sequence[int] | Range) -> str:
-    return str(sizes) if isinstance(sizes, Range) else ",".join(map(str, sizes))
 
 
 MOST_KEPT = 1024  # sizes of a range whose descriptions are kept

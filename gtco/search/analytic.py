@@ -21,12 +21,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from gtco.machine.target import MemoryLevel, Target
+from gtco.machine.target import CACHE_LINE, MemoryLevel, Target
 from gtco.search.calibration.rates import RateTable
 from gtco.search.pricing import CERTAIN, PricingPolicy, products
 from gtco.tensor.analysis.filtering import least_products
 from gtco.tensor.intrinsics.table import kinds, micro_kernels, operand_of
-from gtco.tensor.nest.traffic import LINE
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Decision, Option, Pick, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
@@ -37,7 +36,8 @@ T = TypeVar("T", float, np.ndarray)
 TILES_KEPT = 6  # micro-kernels that go on to the levels above
 USABLE = 0.5  # share of a cache that one working set may count on, beside what streams through
 UNEVEN = 0.02  # threads end a step apart by this share of a task, since cores are never quite alike
-NEARLY = 0.97  # of the rate of the fastest micro-kernel, where another stage's is taken over
+# Another stage's micro-kernel is taken over if it has this share of the fastest one's rate.
+NEARLY = 0.97
 CUTS = ("parallel", "grain", "block")  # roles of decisions that follow from the sizes
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
 
@@ -296,7 +296,7 @@ class AnalyticPolicy(PricingPolicy):
                 each += share * (cores if level.name == "DRAM" else 1) / level.bandwidth
             latency = level.latency
         if stream.chains:
-            each = max(each, latency / LINE / stream.chains)
+            each = max(each, latency / CACHE_LINE / stream.chains)
         return stream.nbytes * each
 
     def _handed(self, resident: float, level: MemoryLevel, share: int) -> float:

@@ -24,7 +24,7 @@ from math import sqrt
 
 WINDOW = 3  # slots that a stage's latest gain is averaged over
 BACKWARD = 0.2  # share of that gain in the slope, as in Ansor; the rest is hope
-LEAST_GAIN = 0.005  # of its seconds: what gains less has not gained
+LEAST_GAIN = 0.005  # share of a stage's seconds: if it gains less, it has not gained
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,6 @@ class Task:
         nothing.
         """
         return self.exhausted or self.unchanged >= self.patience
-
-
-def objective(tasks: Sequence[Task], requirements: Sequence[float] = (0.0,)) -> float:
-    """f in seconds; ``requirements`` has the L_j of each model."""
-    return sum(max(latency(tasks, j), least) for j, least in enumerate(requirements))
 
 
 def latency(tasks: Sequence[Task], model: int) -> float:

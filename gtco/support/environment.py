@@ -83,11 +83,9 @@ def use_ray_token() -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
-def c_compiler(wanted: str | None = None) -> str:
-    """Path of ``wanted``, or of ``CC``, or of a C compiler on PATH. Raises :class:`BuildError` if
-    there is none.
-    """
-    wanted = wanted or named_compiler()
+def c_compiler() -> str:
+    """Path of ``CC``, or of a C compiler on PATH. Raises :class:`BuildError` if there is none."""
+    wanted = named_compiler()
     for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
         if path := shutil.which(name):
             return path

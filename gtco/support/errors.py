@@ -92,12 +92,13 @@ PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}  # their modules h
 
 
 def installing(extra: str = "") -> str:
-    """The command that installs what gtco needs, or one of its extras: where gtco is installed from
-    a wheel pip finds its extras by the name, and a checkout may be on a path alone.
+    """The command that installs what gtco needs, or one of its extras. If pip has installed gtco,
+    it finds the extras by the name. A checkout may be on a path alone, and no index has gtco.
     """
     if not extra:
         return "pip install -e . in a checkout of gtco"
-    return f"pip install 'gtco[{extra}]' (in a checkout of gtco: pip install -e '.[{extra}]')"
+    by_name = f"pip install 'gtco[{extra}]'"
+    return f"pip install -e '.[{extra}]' in a checkout of gtco ({by_name} if pip has installed it)"
 
 
 def describe(error: BaseException) -> str:

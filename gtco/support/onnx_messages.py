@@ -15,7 +15,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from gtco.support.errors import ModelError
 
-MAX_ELEMENTS = 1 << 40  # of one tensor: larger sizes are damaged, and products may overflow
+# Elements of one tensor: larger sizes are damaged, and products may overflow
+MAX_ELEMENTS = 1 << 40
 
 
 @cache

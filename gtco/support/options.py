@@ -19,9 +19,9 @@ ALL_PRECISIONS = (*GPU_PRECISIONS, "int8")  # int8 is for CPUs, and needs sample
 LAUNCHES = ("graph", "persistent", "auto")
 OBSERVERS = ("auto", "minmax", "percentile", "entropy", "mse")
 FLAGS = ("simplify", "verify", "verify_layers", "strict", "cache", "ptx", "fast_algorithms")
-MOST_SIZE = 1 << 40  # of a dimension; no tensor has more elements
-MOST_THREADS = 1024  # that a library runs by (MAX_THREADS of runtime/csrc/api.c)
-MOST_SECONDS = 1e9  # of tuning: 30 years
+MOST_SIZE = 1 << 40  # the largest dimension; no tensor has more elements
+MOST_THREADS = 1024  # threads of a library (MAX_THREADS of runtime/csrc/api.c)
+MOST_SECONDS = 1e9  # seconds of tuning: 30 years
 
 
 def whole_number(least: int, most: int | None = None) -> str:

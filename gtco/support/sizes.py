@@ -18,7 +18,7 @@ from gtco.support.errors import OptionError
 MOST_VARIANTS = 4096  # in one library
 # what to do about a model whose sizes are all fixed, as part of a sentence
 EXPORT_OPEN = "export the model again (dynamic_shapes of torch.onnx.export)"
-MOST_SIZE = 1 << 20  # of a dimension with a range
+MOST_SIZE = 1 << 20  # the largest size of a dimension with a range
 MOST_WEIGHTED = 4  # sizes of a range that get a plan of their own
 _PLACE = re.compile(r".+\.\d+")  # an input and an axis
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?::(\d+))?(?:@(\d+(?:,\d+)*))?")
@@ -49,7 +49,7 @@ class Range:
             value = getattr(self, name)
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
                 raise OptionError(f"range {self}: {name} is a whole number of 1 or more")
-            object.__setattr__(self, name, int(value))  # of numpy's too
+            object.__setattr__(self, name, int(value))  # numpy's integers become Python's
         object.__setattr__(self, "weighted", tuple(map(int, self.weighted)))
         if self.high > MOST_SIZE:
             raise OptionError(f"range {self}: a size is {MOST_SIZE} at most")
@@ -293,6 +293,11 @@ def flags(dims: Mapping[str, Any]) -> str:
 
 def _alternatives(sizes: Any) -> str:
     return "SIZE" if isinstance(sizes, Range) else "|".join(map(str, sizes))
+
+
+def dim_text(sizes: Sequence[int] | Range) -> str:
+    """The sizes of one dimension, as ``--dim`` takes them."""
+    return str(sizes) if isinstance(sizes, Range) else ",".join(map(str, sizes))
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:

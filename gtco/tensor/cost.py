@@ -25,7 +25,7 @@ from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel, lanes_of,
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, TensorType
 
 DIVIDE, SQUARE_ROOT = 8.0, 10.0  # their throughput on Zen 5; elsewhere it is about the same
-INTEGER_DIVIDE = 10.0  # of one lane: no vector instruction divides integers
+INTEGER_DIVIDE = 10.0  # price of one lane: no vector instruction divides integers
 # An operator with a number of instructions in this range is a chain of polynomials, as exp is. The
 # range is above the price of any single instruction, and below that of a call for each lane.
 CHAIN = (12.0, 100.0)
@@ -37,7 +37,7 @@ MOVEMENT = {
     "gather": 2.0,
 }
 
-# By the kind of TIR node, or by the operator that is called. A missing entry is an error.
+# Prices, by the kind of TIR node or the operator that is called. A missing entry is an error.
 _FREE = (
     "SeqStmt AllocBuffer DeclBuffer BufferStore Bind Var TensorLoad Broadcast FloatImm IntImm "
     "StringImm Not tirx.reinterpret copysign"  # copysign of constants alone

@@ -35,7 +35,7 @@ class Latencies:
     ) -> None:
         self.models, self.policy, self.results = models, policy, results
         self.earlier, self.threads, self.reads_peak = earlier, threads, reads_peak
-        self.peaks: dict[str, Peak | None] = {}  # of the machine, by what products multiply
+        self.peaks: dict[str, Peak | None] = {}  # peaks of the machine, by what products multiply
 
     def since(self, result: StageResult) -> list[StageResult]:
         """The results of this compile for the stage, the oldest first. If the stage was not

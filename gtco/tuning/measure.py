@@ -24,9 +24,9 @@ from gtco.tuning.runner import Budget, Readings, Runner
 from gtco.tuning.timing import LEAST_ROUNDS
 from gtco.tuning.trial import REPEATS, Trial, artifact, batches, buffers
 
-BUILD_SECONDS = 0.1  # for one candidate, until some were built
-START_SECONDS = 1.0  # of a process that times: linking, opening, ending
-BYTES_A_SECOND = 4e8  # of a trial's tensors
+BUILD_SECONDS = 0.1  # seconds for one candidate, until some were built
+START_SECONDS = 1.0  # seconds of a process that times: linking, opening, ending
+BYTES_A_SECOND = 4e8  # bytes of a trial's tensors for each second that is reckoned
 SLOWER = 1.5  # how much longer than its stage's pick a candidate is reckoned to run
 
 

@@ -13,8 +13,8 @@ from gtco.tensor.space import Config, Pick
 from gtco.tuning.result import StageResult
 
 MUTATIONS = 2  # one of so many picks is a mutation, from a stage's second round on
-DRAWS = 8  # for one mutation that was not tested yet
-KNOWN_FIRST = 2  # of a stage's first round: what stood for it elsewhere
+DRAWS = 8  # draws for one mutation that was not tested yet
+KNOWN_FIRST = 2  # picks of a stage's first round that stood for it elsewhere
 HOPELESS = 3.0  # times the pick's predicted time: nothing that is worth building
 
 
@@ -39,8 +39,8 @@ class AnalyticProposals:
     second round on it adds mutations of the pick, which that model would never propose.
     """
 
-    def __init__(self, policy: Policy, seed: int = 0) -> None:
-        self.policy, self.random = policy, Random(seed)
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.random = policy, Random(0)
         self.failures: tuple[str, ...] = ()  # the policy's own are told when stages are picked
 
     def propose(self, result: StageResult, n: int) -> list[Pick]:

@@ -28,9 +28,9 @@ from gtco.tensor.stage import Stage
 from gtco.tuning.proposals import Proposals, before
 from gtco.tuning.result import StageResult
 
-ROUNDS = 2  # of a stage, in which only sentences are measured
+ROUNDS = 2  # rounds of a stage in which only sentences are measured
 SEVERAL = 3  # sentences for each one that is measured
-WARMER = 0.25  # by which the temperature rises from round to round: what is likely was tried
+WARMER = 0.25  # the temperature rises so much each round: what is likely was tried
 
 
 class Writer:

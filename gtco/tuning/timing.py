@@ -112,7 +112,7 @@ def agree(
         if not steps:
             return bool(np.array_equal(first, other))
         return bool((np.abs(first.astype(np.int64) - other) <= steps).all())
-    if first.dtype == np.float32 and first.size:  # as below, in a fraction of its time
+    if first.dtype == np.float32 and first.size:  # the test below, in a fraction of its time
         with np.errstate(invalid="ignore", over="ignore"):
             apart = float(np.abs(first - other).max())
             scale = float(np.abs(first).max())

@@ -26,8 +26,8 @@ from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, TensorType
 from gtco.tuning.timing import values
 
-REPEATS = 2  # of the first candidate, beside its own step
-BATCH_BYTES = 1 << 30  # of activations, results and weights of one artifact
+REPEATS = 2  # further runs of the first candidate, beside its own step
+BATCH_BYTES = 1 << 30  # bytes of activations, results and weights of one artifact
 
 
 @dataclass(frozen=True)

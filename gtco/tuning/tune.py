@@ -42,8 +42,8 @@ from gtco.tuning.verdict import Verdict, first_seconds, judge, outcome
 from gtco.tuning.view import HOUR, StageView, View
 
 SMALL_SHARE = 0.01  # stages that take less of the predicted time are left as they are
-CANDIDATES, LEAST_CANDIDATES = 8, 3  # of one slot; where time is short
-SLOTS = 8  # of one round, after the first
+CANDIDATES, LEAST_CANDIDATES = 8, 3  # candidates of one slot; those of one where time is short
+SLOTS = 8  # slots of one round, after the first
 # Rounds of readings go on for so many times as long as the least number takes, and so many seconds.
 GENEROUS, SHORTEST = 4.0, 1.0
 READS_PEAK = 60.0  # seconds of an effort that is worth reading the machine's peak for, 1.4 s

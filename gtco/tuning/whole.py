@@ -24,8 +24,9 @@ from gtco.tuning.local import LocalRunner
 from gtco.tuning.runner import Budget, Runner
 from gtco.tuning.view import became
 
-SHARE = 0.25  # of the time for measuring, at most; if that is too little, this test is left out
-SECONDS, MOST_SECONDS = 1.0, 300.0  # of rounds; until a hanging process is ended
+# The largest share of the time for measuring; if it is too little, this test is left out
+SHARE = 0.25
+SECONDS, MOST_SECONDS = 1.0, 300.0  # seconds of rounds; seconds until a hanging process is ended
 
 
 @dataclass(frozen=True)

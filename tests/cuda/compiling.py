@@ -117,7 +117,7 @@ class Once:
         """The model with its kernels for the target."""
         chosen = CompileOptions(target=target, **options)
         run = _Shared(self, folder / "model.so", chosen)
-        fused = run.to_stages(gpu_target(target), None)
+        fused = run.to_stages(gpu_target(target))
         return run, run.generate(fused, compiling)  # type: ignore[arg-type]
 
 

@@ -98,7 +98,7 @@ def prepared(
     chosen = CompileOptions(target=target, **options)
     run = Compilation(model, folder / "model.so", example, chosen, silent)
     workers = Emulating(folder / "kernels.so")
-    fused = run.to_stages(gpu_target(target), None)
+    fused = run.to_stages(gpu_target(target))
     return run, run.generate(fused, workers), workers  # type: ignore[arg-type]
 
 

@@ -48,7 +48,7 @@ def compiled(name: str) -> tuple[Any, tuple[OpenNest | FewColumns, ...], tuple[i
     widths = tuple(sorted({nest.row.vectors for nest in every}))
     chosen = [nest for nest in every if nest.row.vectors in (1, widths[-2])]
     rows = [nest for nest in chosen if nest.direct or nest.packed]
-    lines = [nest for nest in chosen if nest.in_lines]
+    lines = [nest for nest in chosen if nest.feed == "lines"]
     made = (*rows, *few_columns(target)[:2], *lines)
     return load([open_kernel(nest, nest.name) for nest in made], target), made, widths
 
@@ -56,11 +56,12 @@ def compiled(name: str) -> tuple[Any, tuple[OpenNest | FewColumns, ...], tuple[i
 def in_rows(
     kernels: tuple[OpenNest | FewColumns, ...],
 ) -> tuple[OpenNest | FewColumns, ...]:
-    return tuple(nest for nest in kernels if isinstance(nest, FewColumns) or not nest.in_lines)
+    lines = in_lines(kernels)
+    return tuple(nest for nest in kernels if nest not in lines)
 
 
 def in_lines(kernels: tuple[OpenNest | FewColumns, ...]) -> list[OpenNest]:
-    return [nest for nest in kernels if isinstance(nest, OpenNest) and nest.in_lines]
+    return [nest for nest in kernels if isinstance(nest, OpenNest) and nest.feed == "lines"]
 
 
 def lanes_of(nest: OpenNest | FewColumns) -> int:

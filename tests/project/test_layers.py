@@ -1,8 +1,10 @@
 """The layer rule, read from the imports: they point down, no modules import each other, the tensor
 layer alone knows its sketches, and the environment is read in one place.
 
-    {cli, integrations} -> {compiler, report} -> driver
-    -> {frontend, graph, search, codegen, runtime} -> tensor -> {machine, support}
+    {cli, integrations} -> {compiler, report} -> {driver, tuning, quantization}
+    -> {frontend, graph, search, codegen, runtime, verification} -> tensor -> {machine, support}
+
+The packages directly above the tensor layer do not import each other.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ LEVELS = {
     "support": 1,
 }
 PUBLIC = "gtco/__init__.py"  # it names things of every layer
-# Imports between neighbours that DESIGN's list allows, each with its reason.
+# The imports between neighbours that are allowed, each with its reason.
 FLOWS = {
     # Level 0 is profiled: its kernels are built to be timed. So is the C runtime's barrier.
     "gtco/search/calibration/measure.py": {"codegen"},

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtco.machine.target import MemoryLevel, Target, target
-from gtco.search.analytic import HIDDEN, LINE, TILES_KEPT, UNEVEN, AnalyticPolicy
+from gtco.machine.target import CACHE_LINE, MemoryLevel, Target, target
+from gtco.search.analytic import HIDDEN, TILES_KEPT, UNEVEN, AnalyticPolicy
 from gtco.search.calibration.rates import LAUNCH, WORK, RateTable, default_rate
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, configs
@@ -116,8 +116,8 @@ def test_between_cores_where_nothing_was_measured() -> None:
 
 
 def test_short_runs_wait_for_each_line() -> None:
-    scattered = Stream(10 * LINE, 0, "DRAM", chains=2)  # ten lines, two at a time, 20 s each
-    assert policy().transfer(scattered, 1) == pytest.approx(max(10 * LINE / 10, 10 * 20 / 2))
+    scattered = Stream(10 * CACHE_LINE, 0, "DRAM", chains=2)  # ten lines, two at a time, 20 s each
+    assert policy().transfer(scattered, 1) == pytest.approx(max(10 * CACHE_LINE / 10, 10 * 20 / 2))
 
 
 SEEN = 1 - HIDDEN  # the share of the shorter of loading and computing that delays

@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from gtco.machine.target import target
+from gtco.search.learning import evolution
 from gtco.search.learning.evolution import adapted, evolve
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Decision, Option, Space
@@ -86,11 +87,13 @@ def test_what_has_no_program_is_never_proposed() -> None:
     assert evolve(hills("broken"), lambda configs: [-inf] * len(configs), [], 4, Random(0)) == []
 
 
-def test_a_share_is_drawn_blindly() -> None:
+def test_a_share_is_drawn_blindly(monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds however sure the model is. Without the share, only the best are proposed."""
-    sure = evolve(hills(), heights, [], 10, Random(1), epsilon=0.0)
+    monkeypatch.setattr(evolution, "EPSILON", 0.0)
+    sure = evolve(hills(), heights, [], 10, Random(1))
     assert heights(sure) == sorted(heights(sure), reverse=True)
-    mixed = evolve(hills(), heights, [], 10, Random(1), epsilon=0.3)
+    monkeypatch.setattr(evolution, "EPSILON", 0.3)
+    mixed = evolve(hills(), heights, [], 10, Random(1))
     assert mixed[:7] == sure[:7] and min(heights(mixed)) < min(heights(sure))
 
 

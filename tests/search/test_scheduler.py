@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
 import pytest
 
-from gtco.search.scheduler import Task, allot, gradient, latency, objective, prospect
+from gtco.search.scheduler import Task, allot, gradient, latency, prospect
+
+
+def objective(tasks: Sequence[Task], requirements: Sequence[float] = (0.0,)) -> float:
+    """f of equation 3 in seconds; ``requirements`` has the L_j of each model."""
+    return sum(max(latency(tasks, j), least) for j, least in enumerate(requirements))
 
 
 def follow(

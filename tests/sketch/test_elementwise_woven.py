@@ -62,7 +62,7 @@ def test_blocks_turned_in_registers(
     )
     sketch = elementwise.match(made, machine)
     assert sketch is not None
-    assert sketch.blocks is not None and sketch.blocks.turned == ("x",)
+    assert sketch.blocks is not None and sketch.blocks.axes.inputs == ("x",)
     inputs = random_inputs(made, fresh_seed())
     for built in some_kernels(sketch, machine):
         got = built(*inputs, unaligned=True)

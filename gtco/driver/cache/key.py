@@ -30,7 +30,7 @@ from gtco.support.version import installed
 if TYPE_CHECKING:
     from gtco.search.calibration.rates import RateTable
 
-FORMAT = 1  # of the entries; raise it when their contents change
+FORMAT = 1  # format of the entries; raise it when their contents change
 # These change nothing in the library: how many processes work, what is written beside it, and what
 # is checked afterwards. The contents of a file of records count, not its name.
 # Which machines measured is in the target.

@@ -81,7 +81,7 @@ class LibraryCache:
                 _place(made, final)
             self._remove_oldest(self.limit, key)
         except (OSError, BuildError) as error:
-            why = error.__cause__ or error  # of the staging folder's, the system's reason alone
+            why = error.__cause__ or error  # the system's reason alone, if staging failed
             return (
                 f"the library is not kept in the cache {self.folder}: "
                 f"{getattr(why, 'strerror', None) or why}. Make room there or set GTCO_CACHE to a "

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from gtco.codegen.generate import Generated
@@ -30,10 +29,10 @@ def assemble(
     threads: int,
     precision: str,
     notes: Sequence[str],
-    persistent: PersistentKernel | None = None,
-    launches: Mapping[str, float | None] | None = None,
-    spilled: Mapping[str, int] = MappingProxyType({}),
-    identity: str = "",
+    persistent: PersistentKernel | None,
+    launches: Mapping[str, float | None] | None,
+    spilled: Mapping[str, int],
+    identity: str,
 ) -> Artifact | GpuArtifact:
     """The artifact of a model. It takes the constants out of the graph: packed, they move to the
     artifact.

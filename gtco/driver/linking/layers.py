@@ -29,8 +29,8 @@ from gtco.tensor.stage import Operator, Stage
 from gtco.verification.cases import usual
 
 Array = np.ndarray[Any, Any]
-MOST_BYTES = 1 << 30  # of the stages' outputs that are compared
-MOST_SECONDS = 120.0  # of finding what stages lose by themselves
+MOST_BYTES = 1 << 30  # bytes of the stages' outputs that are compared
+MOST_SECONDS = 120.0  # seconds for finding what stages lose by themselves
 IDS = (0, 4)  # the range of integer inputs: any table of rows has so many
 REFERENCE = "the graph in float32"
 
@@ -188,7 +188,7 @@ def _own(stage: Stage, twins: Twins, made: Mapping[str, Array], got: Array) -> f
     """The stage's error on its inputs in the run."""
     known: dict[str, Array] = {}
     reads = [i.name for i in stage.inputs if not i.constant]
-    # of a tensor that is read rounded and as it was, the latter is taken: it comes last
+    # A stage may read a tensor twice, rounded and as it was. The wider one is kept: it comes last.
     for read in sorted(reads, key=lambda name: made[name].dtype.itemsize if name in made else 0):
         if (twin := twins.of(read)) is None or read not in made:
             return None

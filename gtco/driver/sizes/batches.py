@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from gtco.graph.samples import Samples
 
 PARTS = (16, 4, 1)  # about so many samples each; tried in this order while it gets faster
-GAIN = 1.02  # at least, of the whole's predicted time over that of its parts
-MOST_CALLS = 16384  # of kernels, in all parts of a batch
+GAIN = 1.02  # the least gain: the whole's predicted time over that of its parts
+MOST_CALLS = 16384  # calls of kernels, in all parts of a batch
 
 
 def samples_of(graph: Graph, machine: Machine) -> Samples | None:

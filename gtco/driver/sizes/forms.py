@@ -50,9 +50,9 @@ class Forms:
     def __init__(self) -> None:
         self.settled = False  # do the anchors have their configs?
         self._known: dict[Kind, dict[Config, None]] = {}
-        self._configs: dict[Kind, dict[Config, None]] = {}  # as they are, cuts included
+        self._configs: dict[Kind, dict[Config, None]] = {}  # whole configs, cuts included
         self._rivals: dict[Kind, set[str]] = {}
-        self._near: dict[str, list[Pick]] = {}  # by the stage's key
+        self._near: dict[str, list[Pick]] = {}  # picks, by the stage's key
 
     def learn(self, policy: Policy, stage: Stage) -> None:
         """The form of a stage that gets a full look, and the sketches that come near it."""

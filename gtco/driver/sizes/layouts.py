@@ -36,7 +36,7 @@ class Layouts:
 
     def __init__(self) -> None:
         self.close = CLOSE
-        self._known: dict[int, set[Packing]] = {}  # by the array's id
+        self._known: dict[int, set[Packing]] = {}  # packings of an array, by its id
 
     def add(
         self,
@@ -46,7 +46,7 @@ class Layouts:
     ) -> None:
         """What the kernels of a variant read."""
         for stage in stages:
-            packings = kernels[stage.key].packings  # by the names of the canonical stage
+            packings = kernels[stage.key].packings  # packings, by the names of the canonical stage
             for mine, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True):
                 if canonical.name in packings and mine.name in constants:
                     known = self._known.setdefault(id(constants[mine.name]), set())
@@ -128,7 +128,7 @@ def _packings(pick: Pick) -> Iterator[tuple[int, Packing]]:
     """Layouts of the stage's constants, by their places among its inputs. The pick may have been
     made for an equal stage with other names.
     """
-    layouts = getattr(pick.sketch, "layouts", None)  # of sketches that pack constants
+    layouts = getattr(pick.sketch, "layouts", None)  # sketches that pack constants have it
     if layouts is None:
         return
     names = [one.name for one in pick.sketch.stage.inputs]

@@ -31,8 +31,9 @@ MOST_EXAMPLES = 1 << 27  # bytes of a module's example inputs for that
 LEAST_PROVEN = 64
 ODD = (11, 7, 5, 3)  # times the base: the first of these that is in the range is asked at too
 MOST_PLANS = 32  # parts of all choices of the other sizes, before some are left out
-FEW_CHOICES = 4  # with more, few cores get parts of one size and of four times that alone
-LEAST_PARTS = 2  # that are tried at each of many choices
+# If there are more choices, machines of few cores try two sizes of parts: base and GROWTH * base.
+FEW_CHOICES = 4
+LEAST_PARTS = 2  # at least so many sizes of parts are tried, however many choices there are
 
 
 class Inseparable(ShapeError):

@@ -18,7 +18,7 @@ from gtco.support.sizes import (
     sizes_of_variants,
 )
 
-Sizes = Mapping[str, int]  # of one variant, by the dimensions' names for readers
+Sizes = Mapping[str, int]  # sizes of one variant, by the dimensions' names for readers
 
 
 @dataclass(frozen=True)

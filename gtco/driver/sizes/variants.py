@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,9 +42,9 @@ def assemble_variants(
     threads: int,
     precision: str,
     notes: Sequence[str],
-    identity: str = "",
-    ranged: Ranged | None = None,
-    ranges: Mapping[str, Range] = MappingProxyType({}),
+    identity: str,
+    ranged: Ranged | None,
+    ranges: Mapping[str, Range],
 ) -> Artifact | GpuArtifact:
     """The artifact of a model with several variants; with ``ranged`` they are the parts that a
     batch is made of, those with the same other sizes together. ``ranges``: the dimensions whose

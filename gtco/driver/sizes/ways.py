@@ -19,6 +19,7 @@ from gtco.support.errors import OptionError, ShapeError
 from gtco.support.sizes import (
     MOST_VARIANTS,
     Range,
+    dim_text,
     listed,
     names_of,
     range_of,
@@ -27,8 +28,8 @@ from gtco.support.sizes import (
 )
 
 MANY = 64  # sizes of a range of which each is compiled: fewer may do, and compile sooner
-ADVISED = 16  # of them
-Dims = Mapping[str, Any]  # with one range at most that is made in parts
+ADVISED = 16  # the advice gives so many sizes at most
+Dims = Mapping[str, Any]  # sizes by dimension; at most one range is made in parts
 
 
 def ways(dims: Mapping[str, Any]) -> list[Dims]:
@@ -85,7 +86,7 @@ def _too_many(way: Dims) -> str:
     """
     several = {key: sizes for key, sizes in listed(way).items() if len(sizes) > 1}
     most, found = _most(way), range_of(way)
-    counts = " and ".join(f"{key}={_text(way[key])} has {len(n)}" for key, n in several.items())
+    counts = " and ".join(f"{key}={dim_text(way[key])} has {len(n)}" for key, n in several.items())
     number = prod(map(len, several.values()))
     together = f", {number} choices together" if len(several) > 1 else ""
     beside = f" beside {found[0]}={found[1]}" if found else ""
@@ -95,10 +96,6 @@ def _too_many(way: Dims) -> str:
         text += f"take a coarser step, such as {options}, or "
     name = max(several, key=lambda key: len(several[key]))
     return f"{text}give a list of the sizes that you need (--dim {name}=SIZE,SIZE,...)"
-
-
-def _text(sizes: Any) -> str:
-    return str(sizes) if isinstance(sizes, Range) else ",".join(map(str, sizes))
 
 
 def _coarser(way: Dims, most: int) -> dict[str, Range]:

@@ -68,7 +68,8 @@ def extend_path(path: str, op: Operator) -> str | None:
 
 def stage_allowed(operators: Iterable[Operator]) -> bool:
     """True if these operators may be one stage. They are in topological order; the last is the
-    sink, and all others are used only inside.
+    sink, and all others are used only inside. This is the rule as a whole, by which tests hold the
+    search. The search asks it piece by piece.
 
     Every edge must be in the pair table, every path in the path table, and the whole has one
     anchor: at most one complex operator (two as matmul -> softmax -> matmul) with at most one

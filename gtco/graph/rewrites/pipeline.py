@@ -121,21 +121,17 @@ def same(one: Graph, other: Graph) -> bool:
 
 def canonicalize(
     graph: Graph,
-    dump: Callable[[str, str], None] | None = None,
     rewrites: Sequence[Rewrite] | None = None,
     failed: Callable[[InternalError], None] | None = None,
     passes: Passes | None = None,
 ) -> Graph:
-    """The canonical form of ``graph``. ``dump(name, text)`` receives the graph before and after
-    every rewrite. Other ``rewrites`` than the pipeline's show the gain of a single one. ``passes``
+    """The canonical form of ``graph``, by ``rewrites``; None means :data:`PIPELINE`. ``passes``
     notes which of them changed something, or says which are to be done.
 
     A rewrite that raises an unexpected exception is a bug; an :class:`InternalError` names it. If
     ``failed`` is given, it receives that error, and the graph goes on without the rewrite.
     """
-    if dump is not None:
-        dump("00_lowered", graph.dump())
-    for number, rewrite in enumerate(PIPELINE if rewrites is None else rewrites, 1):
+    for rewrite in PIPELINE if rewrites is None else rewrites:
         try:
             with guarded(f"the rewrite '{rewrite.__name__}'"):
                 graph = rewrite(graph) if passes is None else passes.apply(rewrite, graph)
@@ -143,6 +139,4 @@ def canonicalize(
             if failed is None:
                 raise
             failed(error)
-        if dump is not None:
-            dump(f"{number:02}_{rewrite.__name__}", graph.dump())
     return graph.check()

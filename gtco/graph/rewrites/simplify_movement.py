@@ -82,7 +82,8 @@ def _units_before_permute(graph: Graph, permute: Operator, op: Operator) -> str:
     # full axes of x, in the output's order
     order = [axis for axis in permute["axes"] if shape[axis] != 1]
     rank = len(op.type.shape)
-    places = [i for i in range(rank) if op.type.shape[i] != 1]  # of full axes, before as after
+    # places of the full axes: they are the same before the permute
+    places = [i for i in range(rank) if op.type.shape[i] != 1]
     at = dict(zip(sorted(order), places, strict=True))  # axis of x -> its place before the permute
     before: list[Dim] = [1] * rank
     for axis, place in at.items():
@@ -144,7 +145,7 @@ def _broadcast(graph: Graph, op: Operator) -> str | None:
     if graph.types[op.inputs[0]] == op.type:
         return op.inputs[0]
     user = graph.only_user(op.output)
-    if user is not None and user.kind in BROADCASTING:  # that operator broadcasts anyway
+    if user is not None and user.kind in BROADCASTING:  # the user broadcasts anyway
         shapes = [graph.types[op.inputs[0] if t == op.output else t].shape for t in user.inputs]
         if broadcast_shapes(*shapes) == user.type.shape:
             return op.inputs[0]

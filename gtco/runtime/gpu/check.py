@@ -7,9 +7,10 @@ import re
 from gtco.runtime.gpu.plan import GpuArtifact, PersistentKernel
 from gtco.support.errors import BuildError
 
-# For every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
+# Limits of any GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical
+# Specifications"
 MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10
-# For a persistent kernel's tables, gtco/tensor/cuda/device/gtco/persistent_tables.cuh.
+# Limits of a persistent kernel's tables: gtco/tensor/cuda/device/gtco/persistent_tables.cuh
 MAX_TENSORS, MAX_TASKS = 64, 2**31 - 1
 ARCHITECTURE = re.compile(r"(?:sm_(\d+)(\d)(a?))|(?:compute_(\d+)(\d))")
 

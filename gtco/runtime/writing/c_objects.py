@@ -29,7 +29,7 @@ CPU_SOURCES = (
 ).split()
 COMPILE_FLAGS = "-std=gnu11 -O2 -fPIC -fvisibility=hidden -pthread".split()
 
-_made: dict[tuple[str, ...], Mapping[str, bytes]] = {}  # by compiler, flags and sources
+_made: dict[tuple[str, ...], Mapping[str, bytes]] = {}  # objects, by compiler, flags and sources
 _begun: dict[tuple[str, ...], tuple[Compiling, Path]] = {}
 
 

@@ -12,22 +12,20 @@ from gtco.support.errors import BuildError
 from gtco.support.toolchain import compiles_for
 
 
-def compiler_for(isa: Isa, wanted: str | None = None) -> str:
-    """Path of a C compiler that makes code of ``isa``: ``wanted``, or that of ``CC`` if it does, or
-    the host's, or a cross compiler on PATH. Raises :class:`BuildError` that names the package to
-    install.
+def compiler_for(isa: Isa) -> str:
+    """Path of a C compiler that makes code of ``isa``: that of ``CC`` if it does, or the host's, or
+    a cross compiler on PATH. Raises :class:`BuildError` that names the package to install.
     """
     if isa.here:
-        return c_compiler(wanted)
-    given = wanted or named_compiler()
-    path = c_compiler(given) if given else ""
+        return c_compiler()
+    given = named_compiler()
+    path = c_compiler() if given else ""
     if path and _makes(path, isa):
         return path
-    if not wanted:
-        for name in (*isa.compilers, "clang"):
-            found = shutil.which(name)
-            if found and _makes(found, isa):
-                return found
+    for name in (*isa.compilers, "clang"):
+        found = shutil.which(name)
+        if found and _makes(found, isa):
+            return found
     said = f"{given!r} compiles for {compiles_for(path)}" if path else "no cross compiler is found"
     raise BuildError(
         f"{said}, and gtco links a library for {isa.name} with a C compiler for it. Install one "

@@ -50,7 +50,6 @@ def write_artifact(
     artifact: Artifact | GpuArtifact,
     path: str | os.PathLike[str],
     *,
-    cc: str | None = None,
     weights_inside_limit: int = WEIGHTS_INSIDE_LIMIT,
 ) -> Path:
     """Writes ``path`` (ending in .so), the header beside it, and a weights file if the weights
@@ -62,7 +61,7 @@ def write_artifact(
     if target.suffix != ".so":
         raise BuildError(f"{target} must end in .so; write to {target.name}.so for example")
     with staging(target) as folder:
-        build_artifact(artifact, folder, target, cc, weights_inside_limit)
+        build_artifact(artifact, folder, target, weights_inside_limit)
         publish(folder, target)
     return target
 
@@ -80,20 +79,18 @@ def build_artifact(
     artifact: Artifact | GpuArtifact,
     staged: Path,
     target: Path,
-    cc: str | None = None,
     weights_inside_limit: int = WEIGHTS_INSIDE_LIMIT,
 ) -> Path:
     """Makes the files of ``target`` in the folder ``staged``, which holds nothing else. Returns the
     library there, which can be loaded and is not published yet.
 
-    ``cc`` is the C compiler; None means that of
-    :func:`gtco.runtime.writing.cross.compiler_for`. Raises :class:`BuildError` if there is no
-    compiler, the compiler fails, or a file cannot be written;
-    :class:`ShapeError` for symbolic shapes.
+    Raises :class:`BuildError` if there is no C compiler
+    (:func:`gtco.runtime.writing.cross.compiler_for`), the compiler fails, or a file cannot be
+    written; :class:`ShapeError` for symbolic shapes.
     """
     check(artifact)
     isa = isa_of(artifact)
-    compiler = compiler_for(isa, cc)
+    compiler = compiler_for(isa)
     inside = artifact.weights_bytes <= weights_inside_limit
     folder, library = staged / "build", staged / target.name
     try:

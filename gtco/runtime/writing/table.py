@@ -87,7 +87,7 @@ def _variants(variants: Sequence[Variant], cover: Cover | None) -> list[str]:
     first_step = first_ref = 0
     for number, variant in enumerate(variants):
         names = "inputs, outputs"
-        if len(variants) > 1 or cover:  # of a range the only variant is a part
+        if len(variants) > 1 or cover:  # the only variant of a range is a part
             lines += _tensors(f"v{number}_input", variant.inputs)
             lines += _tensors(f"v{number}_output", variant.outputs)
             names = f"v{number}_inputs, v{number}_outputs"

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gtco.machine.isa import host
+from gtco.machine.target import CACHE_LINE
 from gtco.runtime.writing.c_objects import COMPILE_FLAGS
 from gtco.runtime.writing.table import CSRC
 from gtco.support.environment import c_compiler
@@ -31,7 +32,6 @@ SOURCES = (
 TASK_NS = 2000  # the length of a task: longer than the pool needs to hand it out
 ROUNDS = 300  # runs of 64 steps
 MOST_STEPS = 64  # steps of a run, as in barrier.c
-LINE = 64  # bytes of a cache line
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
 
 
@@ -70,7 +70,7 @@ def memory_seconds(
     given. The caches are flushed before each run, so this measures DRAM, however large the caches
     are. The work is ``tasks`` equal parts; the result is the lower quartile of ``rounds`` runs.
     """
-    part = x.nbytes // tasks // LINE * LINE
+    part = x.nbytes // tasks // CACHE_LINE * CACHE_LINE
     of = (_INT, _INT, ctypes.c_double, ctypes.c_uint32, ctypes.c_int64, _POINTER, _POINTER)
     timed = _timed("gtco_memory_seconds", *of)
     to = None if y is None else y.ctypes.data

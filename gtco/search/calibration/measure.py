@@ -62,12 +62,12 @@ from gtco.tensor.intrinsics.table import (
 )
 from gtco.tensor.stage import INT4
 
-MOST_SECONDS = 5.0  # of the whole measurement, on a core of its own
-LEAST_QUOTA = 0.25  # of a core: with less, measuring takes no longer than with this
-# Of all arrays together. They also take at most 1 / SHARE_LEFT of the memory that is left.
+MOST_SECONDS = 5.0  # seconds of the whole measurement, on a core of its own
+LEAST_QUOTA = 0.25  # share of a core: with less, measuring takes no longer than with this
+# Bytes of all arrays together. They also take at most 1 / SHARE_LEFT of the memory that is left.
 MOST_BYTES, SHARE_LEFT = 256 << 20, 4
 ARRAYS = 8  # each of the two arrays takes 1 / ARRAYS; kernels and threads take the rest
-LEAST_BYTES = 1 << 20  # of an array: smaller ones show no differences
+LEAST_BYTES = 1 << 20  # bytes of an array: smaller ones show no differences
 ROUNDS = 8
 ROUND_SECONDS = 1e-3  # a round of level 0; the best of many short ones finds an idle moment
 WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide vectors
@@ -78,9 +78,9 @@ LATEST_SHARE = 1.5  # when the first round has ended, or the machine is not meas
 # long, so the best of several moments counts here too.
 BARRIER, BARRIER_RUNS = "barrier", 40
 LEAST_BARRIER = 1e-8  # seconds; threads that arrive at once seem to take none
-MEMORY_BYTES, MEMORY_RUNS = 16 << 20, 4  # of an array that is flushed before each run
-HANDOVER_BYTES, HANDOVER_RUNS = 64 << 20, 6  # of a run of steps; runs of a round
-TASKS_A_CORE = 8  # of such a step: any core may take one, as in a model
+MEMORY_BYTES, MEMORY_RUNS = 16 << 20, 4  # bytes of an array that is flushed before each run
+HANDOVER_BYTES, HANDOVER_RUNS = 64 << 20, 6  # bytes of a run of steps; runs of a round
+TASKS_A_CORE = 8  # tasks of a step for each core: any core may take one, as in a model
 
 
 class NotMeasured(Exception):

@@ -19,9 +19,9 @@ from gtco.search.closed_form.form import ClassForm, DecisionForm
 from gtco.search.closed_form.products import feature_names
 from gtco.support.errors import OptionError
 
-VERSION = 1  # of the file: raised where terms, rules or coordinates change
+VERSION = 1  # version of the file: raised where terms, rules or coordinates change
 SHIPPED = Path(__file__).parent / "trained.json"
-DIGITS = 5  # of a coefficient
+DIGITS = 5  # digits of a coefficient
 
 
 @dataclass(frozen=True)

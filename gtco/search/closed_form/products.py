@@ -15,7 +15,7 @@ from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import MatmulView, contraction
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
-FEW = 32  # rows: so many, each weight is used at most so often
+FEW = 32  # a product of at most so many rows has few: it uses each weight once for each row
 LINEAR = 4096.0  # the unit of a linear size, so that coefficients are of one magnitude
 SIZES = ("batch", "m", "n", "k", "cores")
 

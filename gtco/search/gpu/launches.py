@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any
 
+from gtco.machine.gpu import REGISTER_GRANULE, WARP
 from gtco.search.gpu.policy import (
-    GRANULE,
     KEPT,
     LATENCY,
     LAUNCH,
     PARTITIONS,
-    WARP,
     GpuPolicy,
     occupancy,
 )
@@ -113,7 +112,8 @@ def _persistent(policy: GpuPolicy, steps: Sequence[tuple[Launch, float]]) -> flo
         return inf
     target, launches = policy.target, [launch for launch, _ in steps]
     threads = max(launch.threads for launch in launches)
-    most = target.registers_sm // (ceil(threads / WARPS) * WARPS) // GRANULE * GRANULE
+    rounded = ceil(threads / WARPS) * WARPS
+    most = target.registers_sm // rounded // REGISTER_GRANULE * REGISTER_GRANULE
     whole = replace(
         launches[0],
         threads=threads,

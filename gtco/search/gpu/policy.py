@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gtco.machine.gpu import GpuTarget
+from gtco.machine.gpu import REGISTER_GRANULE, WARP, GpuTarget
 from gtco.search.pricing import CERTAIN, PricingPolicy, products
 from gtco.tensor.cuda.program import Launch
 from gtco.tensor.space import Config, Pick, Sketch, configs
@@ -42,14 +42,12 @@ PARTITIONS = 4  # partitions of a multiprocessor; each has its share of every un
 SHARED_PORT = 64
 INTEGERS = 64  # integer operations a clock of one multiprocessor (CUDA C++ Programming Guide)
 COPIED = 19  # bytes a clock that one warp group brings by itself
-WARP = 32  # threads
 BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # at most on a multiprocessor, by generation
 # Bytes of shared memory that each block costs beside its own, and the unit of allocation.
 RESERVED, SHARED_GRANULE = (
     {75: 0, 80: 1024, 89: 1024, 90: 1024},
     {75: 256, 80: 128, 89: 128, 90: 128},
 )
-GRANULE = 8  # the registers of a thread are allocated in eights
 KEPT = 0.5  # share of L2 that a stage may count on for activations
 RANKED = 16  # configs of a signature among which its next stages choose
 
@@ -69,7 +67,8 @@ def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
     if launch.shared > target.shared:
         return Occupancy(0, "shared memory")
     of, warps = target.generation, ceil(launch.threads / WARP)
-    registers = max(1, ceil(launch.registers / GRANULE)) * GRANULE * WARP  # of a warp
+    # registers of a warp
+    registers = max(1, ceil(launch.registers / REGISTER_GRANULE)) * REGISTER_GRANULE * WARP
     # A launch is refused unless every partition has room for the warps of the fullest one.
     whole = ceil(warps / PARTITIONS) * PARTITIONS * registers <= target.registers_sm
     resident = target.registers_sm // PARTITIONS // registers * PARTITIONS

@@ -23,7 +23,7 @@ from gtco.support.errors import OptionError
 from gtco.tensor.space import Config, Space
 
 TEMPERATURE = 1.0  # above 1 sentences differ more
-DRAWS = 8  # for each sentence that is wanted: many are drawn twice
+DRAWS = 8  # draws for each sentence that is wanted: many are drawn twice
 
 
 @dataclass(frozen=True)

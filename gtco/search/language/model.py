@@ -26,7 +26,7 @@ import numpy as np
 from gtco.search.language.words import FEATURES, Vocabulary
 from gtco.support.errors import OptionError
 
-VERSION = 1  # of the file, the prompt and the sentence: raised where any of them changes
+VERSION = 1  # version of the file, the prompt and the sentence: raised where any of them changes
 SHIPPED = Path(__file__).parent / "trained.npz"
 EPSILON = 1e-6
 
@@ -200,7 +200,7 @@ def load(file: Path) -> LanguageModel:
         TypeError,
         zipfile.BadZipFile,
         zlib.error,
-        NotImplementedError,  # of zipfile: an unknown compression
+        NotImplementedError,  # zipfile raises it for an unknown compression
     ) as error:
         if isinstance(error, OptionError) and str(error).startswith(what):
             raise

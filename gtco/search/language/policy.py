@@ -27,8 +27,8 @@ from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
 SHARPNESS = 24.0  # nats of likelihood that a model learns to give for each nat of time
-CANDIDATES = 8  # of the model, and as many of the other policy
-TEMPERATURE = 0.5  # that the model's are drawn with: few unlikely ones
+CANDIDATES = 8  # configs of the model, and as many of the other policy
+TEMPERATURE = 0.5  # the model's configs are drawn with it: few are unlikely
 
 
 @dataclass

@@ -22,7 +22,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType
 
 LONGEST = 84  # words of a prompt
 MOST_OPERATORS = 20  # a longer program is cut in its middle
-CLASSES = 32  # of half an octave each
+CLASSES = 32  # classes of half an octave each
 # Attributes that decide which loops there are; each with the number of values that are said.
 ATTRIBUTES = {"strides": 2, "groups": 1, "axis": 1, "axes": 3, "kernel": 2, "k": 1}
 

@@ -24,7 +24,7 @@ import numpy as np
 from gtco.support.errors import OptionError
 
 BEGIN, END, UNKNOWN, CUT, MINUS = "<begin>", "<end>", "<unknown>", "<cut>", "-"
-BASE = 256  # of digits
+BASE = 256  # base of digits
 DIGITS = tuple(f"#{n}" for n in range(1, 9))  # so many digits follow
 CHARACTERS = tuple(f"c.{chr(n)}" for n in range(32, 127))
 SPELLED, OTHER = "<spelled>", "c.other"  # a text by its characters; one that is not ASCII follows
@@ -37,7 +37,7 @@ BASIC = (
 # Other numbers that have words whatever the corpus is: sizes of blocks, rows and threads.
 USUAL = sorted({*range(256, 1025, 16), *range(1024, 4097, 64), *(1 << n for n in range(8, 21))})
 _PIECES = re.compile(r"\d+|[A-Za-z_]+|.", re.DOTALL)
-_SILENT = re.compile(r":|(?<=\d)x(?=\d)")  # of tiles:32x2, between its fields: they say nothing
+_SILENT = re.compile(r":|(?<=\d)x(?=\d)")  # the signs between the fields of tiles:32x2 say nothing
 _WAVES, _FACTORS = 8, (2, 4, 8, 16, 32, 64, 3, 5, 7)
 FEATURES = 3 + 2 * _WAVES + len(_FACTORS)
 

@@ -23,7 +23,7 @@ from gtco.search.learning.features import NAMES
 
 LEAST = 24  # measured programs that a model needs
 TREES = 120
-FOLDS = 4  # that programs are held out in
+FOLDS = 4  # programs are held out in so many parts
 PARAMETERS = {
     "objective": "reg:squarederror",
     "eta": 0.1,

@@ -15,9 +15,9 @@ POPULATION = 32  # configs of one generation; each is a program to build, some 1
 GENERATIONS = 2
 MUTATED = 0.85  # share of children that are mutants of one parent; the others have two
 EPSILON = 0.1  # share of what is proposed that is drawn blindly, whatever the model says of it
-DRAWS = 4  # for each child that is wanted: many are known already, in small spaces most
+DRAWS = 4  # draws for each child that is wanted: many are known already, in small spaces most
 
-# Higher is better; -inf for a config that has no program. Of as many configs as are given.
+# Gives a score for each config, in their order. Higher is better; -inf: it has no program.
 Score = Callable[[Sequence[Config]], Sequence[float]]
 
 
@@ -28,12 +28,10 @@ def evolve(
     count: int,
     rng: Random,
     avoid: Collection[Config] = (),
-    *,
-    epsilon: float = EPSILON,
 ) -> list[Config]:
     """Up to ``count`` different configs that are worth measuring, without those to ``avoid`` and
-    those that score -inf: the best of all generations, best first, followed by a share ``epsilon``
-    of random ones.
+    those that score -inf: the best of all generations, best first, followed by a share
+    :data:`EPSILON` of random ones.
 
     The first generation is ``seeds``, filled up with random configs. Seeds that are not in the
     space are ignored.
@@ -50,7 +48,7 @@ def evolve(
     for _ in range(GENERATIONS):
         generation = _children(space, generation, scored, rng)
         known(generation)
-    blind = ceil(epsilon * count)
+    blind = ceil(EPSILON * count)
     ranked = sorted(scored, key=lambda config: -scored[config])
     worth = [config for config in ranked if config not in avoid and scored[config] > -inf]
     drawn: list[Config] = []

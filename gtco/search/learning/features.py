@@ -30,12 +30,11 @@ from math import ceil, log2, prod
 
 import numpy as np
 
-from gtco.machine.target import Machine, cpu_target
+from gtco.machine.target import CACHE_LINE, Machine, cpu_target
 from gtco.search.learning.statements import BESIDE, KINDS, PLACES, Access, Statement, statements
 from gtco.tensor.space import Program
 from gtco.tensor.stage import Stage
 
-LINE = 64  # bytes of a cache line
 CACHES = 3
 _ACCESS = ("read", "written", "unique", "reuse", "lines", "stride", "distance", "scalar")
 NAMES: tuple[str, ...] = (
@@ -62,7 +61,7 @@ def features(program: Program, stage: Stage, machine: Machine, seconds: float) -
     for n, level in enumerate(target.memory[:CACHES]):
         beyond = memory.beyond(level.capacity)
         values[f"beyond_{n + 1}"] = beyond
-        values[f"intensity_{n + 1}"] = elements / max(beyond, LINE)
+        values[f"intensity_{n + 1}"] = elements / max(beyond, CACHE_LINE)
     values |= _loops(found)
     rounds = ceil(program.tasks / target.cores)
     values |= {
@@ -123,8 +122,8 @@ class _Memory:
         self.local = 0.0
         # (access, statement, elements that it touches inside the first d loops around, by d)
         self.accesses: list[tuple[Access, Statement, list[float]]] = []
-        self.sets: dict[int, float] = {}  # by the loop around, 0 for none: bytes in one iteration
-        held: dict[tuple[int, int], float] = {}  # by loop and buffer
+        self.sets: dict[int, float] = {}  # bytes in one iteration, by the loop around; 0 is none
+        held: dict[tuple[int, int], float] = {}  # bytes, by loop and buffer
         seen: set[tuple[int, float, tuple[int, ...]]] = set()
         locals_: dict[int, float] = {}
         for statement in found:
@@ -155,7 +154,7 @@ class _Memory:
             place, nbytes = access.place, statement.runs * access.item * access.lanes
             values[f"{place}_{'written' if access.write else 'read'}"] += nbytes
             dense = abs(access.lane) <= 1
-            lines = max(1.0, access.item * access.lanes / LINE) if dense else access.lanes
+            lines = max(1.0, access.item * access.lanes / CACHE_LINE) if dense else access.lanes
             values[f"{place}_lines"] += statement.runs * lines
             key = (place, access.buffer)
             most = access.item * access.size

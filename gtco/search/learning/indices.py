@@ -47,7 +47,7 @@ class Indices:
     def __init__(self, loaded: Callable[[Any], None]) -> None:
         self.loaded = loaded
         self.values: dict[int, Affine] = {}
-        self.extents: dict[int, float] = {}  # of the loops, by their numbers
+        self.extents: dict[int, float] = {}  # extents of the loops, by their numbers
         self.asked: set[int] = set()  # variables that were read
 
     def enter(self, variable: Any, low: Affine, extent: float) -> int:

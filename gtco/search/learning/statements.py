@@ -118,7 +118,7 @@ class _Reading:
         *inputs, output, scratch, begin, end = program.function.params
         self.indices = Indices(lambda load: self.access(load.source, load.indices, False))
         self.indices.values |= {hash(begin): Affine(), hash(end): Affine(program.tasks)}
-        self.end = hash(end)  # of the tasks
+        self.end = hash(end)  # the end of the tasks
         self.places: dict[int, Place] = {hash(output): "output", hash(scratch): "scratch"}
         for parameter, given in zip(inputs, stage.inputs, strict=True):
             self.places[hash(parameter)] = "weight" if given.constant else "input"

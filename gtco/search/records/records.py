@@ -44,8 +44,8 @@ from gtco.support.version import __version__
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 
-APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; of the table below
-WAIT_SECONDS = 30.0  # for another writer
+APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; version of the table below
+WAIT_SECONDS = 30.0  # seconds of waiting for another writer
 Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed", "chosen"]
 STANDING = ("kept", "taken", "chosen")
 COLUMNS = {
@@ -249,7 +249,8 @@ class Records:
             try:
                 self._prepare()
                 if write:
-                    with self._transaction():  # of a read-only file it begins all the same
+                    # A transaction begins on a read-only file too; only the write fails there.
+                    with self._transaction():
                         self._base.execute(f"PRAGMA user_version = {VERSION}")
             except BaseException:
                 self._base.close()
@@ -325,7 +326,8 @@ class Records:
             rows = list(self._base.execute("SELECT key, stage FROM stages ORDER BY key"))
         found = {}
         for key, text in rows:
-            with suppress(ValueError, TypeError, KeyError, AttributeError):  # of another version
+            # The stages of another version may not be readable.
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
                 stage = Stage.from_json(json.loads(text))
                 if stage.key == key:
                     found[key] = stage
@@ -382,7 +384,7 @@ class Records:
         try:
             yield
         except BaseException:
-            if self._base.in_transaction:  # of a full disk SQLite has rolled it back by itself
+            if self._base.in_transaction:  # if the disk is full, SQLite has rolled back by itself
                 self._base.execute("ROLLBACK")
             raise
         self._base.execute("COMMIT")

@@ -210,14 +210,34 @@ def standing(stage: Stage, cut: int) -> Standing | None:
 @dataclass(frozen=True)
 class Turned:
     """The axes of a transposing stage. ``inputs`` are contiguous along the output's axes ``first``
-    to ``stop`` as one. All other inputs, and the output, are contiguous along those from ``cut``
-    on.
+    to ``stop`` as one (t). All other inputs, and the output of ``shape``, are contiguous along
+    those from ``cut`` on (j).
     """
 
+    shape: tuple[int, ...]
     first: int
     stop: int
     cut: int
     inputs: tuple[str, ...]
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """The extents of t and of j."""
+        return prod(self.shape[self.first : self.stop]), prod(self.shape[self.cut :])
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The axes that belong neither to t nor to j."""
+        return (*self.shape[: self.first], *self.shape[self.stop : self.cut])
+
+    def index(self, rest: Sequence[Expr], t: Expr, j: Expr) -> list[Expr]:
+        """The output's index at positions ``t`` and ``j``, with ``rest`` along the other axes."""
+        return [
+            *rest[: self.first],
+            *split_flat(t, self.shape[self.first : self.stop]),
+            *rest[self.first :],
+            *split_flat(j, self.shape[self.cut :]),
+        ]
 
 
 def turned(stage: Stage, lanes: int, dtypes: Sequence[str] = ("float32",)) -> Turned | None:
@@ -243,7 +263,7 @@ def turned(stage: Stage, lanes: int, dtypes: Sequence[str] = ("float32",)) -> Tu
                 if axes.carry(first, stop, lanes) and all(
                     axes.along(n, first, stop) == 1 for n in loads
                 ):
-                    return Turned(first, stop, cut, inputs)
+                    return Turned(axes.shape, first, stop, cut, inputs)
     return None
 
 
@@ -258,7 +278,7 @@ class _Axes:
         probe.follow(stage.output.output, index)
         self.stage, self.probe = stage, probe
         self.loads = [name for name, _ in probe.loads]
-        self.steps = [probe.strides(axis) for axis in axes]  # by axis and load
+        self.steps = [probe.strides(axis) for axis in axes]  # steps, by axis and load
         self.smooth = [not probe.decided_by(axis) for axis in axes]
 
     def inside(self, load: int) -> bool:

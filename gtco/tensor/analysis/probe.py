@@ -63,7 +63,7 @@ class Probe:
     # time, so each is a variable, the same for all places of the output. Probes of a stage may
     # share them.
     rows: dict[str, Expr] = field(default_factory=dict)
-    # by the ids of an index's expressions; it holds these, so that no id is used again
+    # places, by the ids of an index's expressions; a place holds these, so that no id is used again
     _places: dict[tuple[int, ...], _Place] = field(default_factory=dict)
 
     _within: int = 0  # the gathers whose data is followed

@@ -146,14 +146,13 @@ def each_lane(
     lanes: int,
     follow: Callable[[Probe, Expr], None],
     element: Callable[[NearReader, Expr], None],
-    inputs: Mapping[str, Array] | None = None,
     valid: Expr | None = None,
 ) -> None:
     """``element(reader, v)`` for every lane. The neighbours that ``follow`` finds are loaded
     together before, and stored together after it. If ``valid`` is given, they are stored only if it
     is true.
     """
-    em, reader = b.em, NearReader(stage, b.em, inputs or b.inputs)
+    em, reader = b.em, NearReader(stage, b.em, b.inputs)
     if lanes == 1:
         element(reader, 0)
         return

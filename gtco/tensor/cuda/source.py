@@ -14,7 +14,7 @@ BLOCK = "const int block = blockIdx.x;"  # the part of the stage that a block do
 # Nothing of another kernel is read or written before it. Templates that have something to do until
 # then call it themselves.
 AFTER_PREVIOUS = "gtco::after_previous();"
-PRODUCER_GROUP = "gtco::ProducerGroup"  # of roles.cuh
+PRODUCER_GROUP = "gtco::ProducerGroup"  # roles.cuh defines it
 BOUNDS = r"__launch_bounds__\((\d+)(?:, \d+)?\)"  # the text that launch_bounds gives
 
 

@@ -172,7 +172,7 @@ _PAIR = Digit(2, column=1)
 _ROWS_OF_PAIRS = (Digit(4, column=2), Digit(8, row=1))
 # mma.m16n8: C and D, four float32: rows g and g + 8, columns 2t and its neighbour
 SUMS_16X8 = Fragment(_ROWS_OF_PAIRS, (_PAIR, Digit(2, row=8)))
-A_16X8 = SUMS_16X8  # of k = 8, two registers of two
+A_16X8 = SUMS_16X8  # A with k = 8: two registers of two
 A_16X16 = Fragment(_ROWS_OF_PAIRS, (_PAIR, Digit(2, row=8), Digit(2, column=8)))
 B_8X8 = Fragment(_ROWS_OF_PAIRS, (_PAIR,)).transposed
 B_16X8 = Fragment(_ROWS_OF_PAIRS, (_PAIR, Digit(2, column=8))).transposed

@@ -13,7 +13,8 @@ from gtco.tensor.stage import Operator, Stage
 
 FEW = 3  # choices of a chain, which TVM simplifies in no time
 APART = 2  # choices between two values that are stored, in longer chains
-_DIVISIONS = ("divide", "floor_divide", "floor_mod", "mod")  # of integers; choices look for zeros
+# Divisions of integers; choices look for zeros
+_DIVISIONS = ("divide", "floor_divide", "floor_mod", "mod")
 
 
 def stored(stage: Stage) -> frozenset[str]:

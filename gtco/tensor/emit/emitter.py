@@ -119,8 +119,9 @@ class Emitter(Scope):
 
     lanes: int
     _varying: set[Any] = field(default_factory=set)  # variables that depend on the lane
-    _lane: tuple[Expr, int] = (0, 1)  # of the vector loop around: lane, number of lanes
-    _nodes: dict[Any, int] = field(default_factory=dict)  # of the bound variables, written out
+    _lane: tuple[Expr, int] = (0, 1)  # lane and number of lanes of the vector loop around
+    # Nodes of the bound variables, written out
+    _nodes: dict[Any, int] = field(default_factory=dict)
     # functions that the kernel calls, and that the code generator defines for the target
     called: set[str] = field(default_factory=set)
 
@@ -322,14 +323,10 @@ class Emitter(Scope):
         return value if lanes == 1 else tirx.Broadcast(value, lanes)
 
     def reduce_vector(
-        self,
-        vector: Expr,
-        combine: Callable[[Expr, Expr], Expr],
-        lanes: int | None = None,
-        left: int = 1,
+        self, vector: Expr, combine: Callable[[Expr, Expr], Expr], left: int = 1
     ) -> Expr:
         """Folds a vector's lanes by halving, down to a scalar or a vector of ``left`` lanes."""
-        width = lanes or self.lanes
+        width = self.lanes
         while width > max(left, 2):
             width //= 2
             dtype = f"float32x{width}"

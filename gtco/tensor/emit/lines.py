@@ -12,7 +12,7 @@ from tvm import tirx
 
 from gtco.tensor.loops import STEPS, THREADS, UNROLLED, VECTOR, Line
 
-MOST_LINES = 120  # of a program; the rest is counted
+MOST_LINES = 120  # lines of a program; the rest is counted
 _LONGEST = 44  # characters of an expression that is shown as it is
 
 
@@ -34,7 +34,7 @@ class _Walk:
         self.tasks = tasks
         *_, output, _, begin, end = function.params
         self.ranged = {begin, end}
-        # of parameters and buffers; all others lie in scratch
+        # places of parameters and buffers; all others lie in scratch
         self.places: dict[Any, str] = {output: "output"}
         self.shared = False  # is the loop over tasks found?
 

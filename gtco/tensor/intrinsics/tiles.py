@@ -117,7 +117,7 @@ def _columns(em: Emitter, tile: MicroKernel, b: Operand, number: Expr, j: int) -
     """The place of tile j of B, whose rows are pairs, or fours of bytes, from ``number``
     on.
     """
-    elements = tile.kind.b.step if str(b.buffer.dtype) != "int32" else 1  # of a pair, or 1
+    elements = tile.kind.b.step if str(b.buffer.dtype) != "int32" else 1  # elements of a pair, or 1
     apart = elements * tile.lanes if b.vector is None else b.vector
     at = b.offset + number * b.stride + j * apart
     return _address(em, b.buffer, at), _bytes(b, b.stride)

@@ -28,6 +28,7 @@ from math import ceil
 
 from tvm import tirx
 
+from gtco.machine.target import CACHE_LINE
 from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.analysis.contraction import Contraction
 from gtco.tensor.cost import epilogue_vectors
@@ -41,7 +42,6 @@ from gtco.tensor.nest.shape import Task
 from gtco.tensor.nest.tile_store import TileStore
 from gtco.tensor.stage import Stage, item_bytes
 
-LINE = 64  # bytes of a cache line
 AHEAD = 16  # iterations of k: some 100 ns, about DRAM's latency
 AHEAD_IN_TILES = 5  # the same time in the tile unit
 # Vector instructions of an epilogue that is written out for every vector of a tile. A sum in
@@ -85,9 +85,9 @@ class NestLoops:
         self.nest, self.stage, self.view = nest, stage, view
         self.tail, self.by_columns = tail, by_columns
         self.row, self.kind, self.shape = nest.row, nest.row.kind, nest.shape
-        # of the buffer of constant B: elements of a step of k, and those in a cache line
+        # elements of the buffer of constant B: those of a step of k, and those in a cache line
         self.b_step = nest.stored.places(nest.row.columns)
-        self.b_line = LINE // ceil(item_bytes(nest.b.dtype))
+        self.b_line = CACHE_LINE // ceil(item_bytes(nest.b.dtype))
         self.scratch = Scratch(tuple(self.pieces()))
 
     # what differs ---------------------------------------------------------------------------------
@@ -328,6 +328,7 @@ class NestLoops:
         # Rows lie in L2 from the first panel on, and whole tiles of them are many lines.
         with em.when(at.panel == 0 if self.kind.in_tiles else True):
             here = self.rows_of_a(at)
-            place, line = here.offset + rows * here.stride + k * rows, LINE // self.kind.a.nbytes
+            place = here.offset + rows * here.stride + k * rows
+            line = CACHE_LINE // self.kind.a.nbytes
             for n in range(0, rows * self.kind.step, line):
                 em.prefetch_value(here.buffer[em.index(place + n)])

@@ -31,7 +31,7 @@ from gtco.machine.target import Target
 from gtco.support.errors import ShapeError
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 
-LARGEST = 2**40  # of a size, and 2^61 bytes of a tensor: places in it are int64
+LARGEST = 2**40  # the largest size; a tensor has 2^61 bytes at most: places in it are int64
 LINE = 16  # elements of a cache line
 SETS = 256  # elements: rows that a multiple of 1 KiB apart share few sets of L1
 FEW_COLUMNS = 4  # the most columns of products whose vectors lie along k
@@ -69,11 +69,6 @@ class OpenNest:
     def gathered(self) -> bool:
         """True if A's rows are windows of images (:mod:`gtco.tensor.nest.open_images`)."""
         return self.feed == FEEDS[2]
-
-    @property
-    def in_lines(self) -> bool:
-        """True if A's rows are read in lines of images (:mod:`gtco.tensor.nest.open_lines`)."""
-        return self.feed == FEEDS[3]
 
     @property
     def name(self) -> str:

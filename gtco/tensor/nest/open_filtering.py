@@ -34,7 +34,7 @@ from gtco.tensor.nest.open import FIELDS, OpenNest
 from gtco.tensor.nest.open_images import WINDOW, copy_run
 from gtco.tensor.nest.open_loops import LOAD, STORE, OpenLoops, Part, any_size, rolled
 
-# By the window's width. Tiles of six inputs share their points.
+# Filters, by the window's width. Tiles of six inputs share their points.
 FILTERS: Mapping[int, Transform] = {
     3: TRANSFORMS[4],
     5: Transform(2, TRANSFORMS[4].pairs, 5),

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from math import gcd
 
-from gtco.machine.target import Target
+from gtco.machine.target import CACHE_LINE, Target
 from gtco.tensor.nest.nest import Nest
 from gtco.tensor.stage import ITEM_BYTES
 from gtco.tensor.workload import Layer, Stream
 
-LINE, PAGE = 64, 4096  # bytes of a cache line, and of the addresses that choose a set of L1
+PAGE = 4096  # bytes of the addresses that choose a set of L1
 
 
 def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
@@ -45,9 +45,9 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
 
     # Rows whose lines share few sets of L1 evict each other, and the next iteration loads the part
     # that does not fit again.
-    lines = height * LINE * spread(stride, LINE)
+    lines = height * CACHE_LINE * spread(stride, CACHE_LINE)
     lost = max(0.0, 1.0 - target.level("L1").capacity / lines)
-    again = 1.0 + lost * (LINE / (item_a * tile.kind.step) - 1.0)
+    again = 1.0 + lost * (CACHE_LINE / (item_a * tile.kind.step) - 1.0)
     kept = 1.0 if positions > 1 else (kblocks - 1) / kblocks  # the share of sums for later
     # The next panel arrives while this one is used, and takes as much room.
     a_set = a_block + 2 * b_panel + c_tile * (held if kept else 1)
@@ -98,7 +98,7 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     # A line is fetched before it is written, and the line that it replaces is written back. A
     # prefetcher does so from the second line of a run, which is a row of a tile.
     run = stored_c * columns
-    fetched = Stream(2 * task_c * min(1.0, LINE / run), whole_c, handed=True)
+    fetched = Stream(2 * task_c * min(1.0, CACHE_LINE / run), whole_c, handed=True)
     task = Layer(1, (), (fetched, Stream(task_c, whole_c, handed=True)), shape.tasks)
     return micro, panel, block, task
 
@@ -108,6 +108,6 @@ def spread(stride: int, run: float) -> float:
     bytes apart. A stride with a large power of two lets all runs begin in few of the sets. The
     address within a page decides; the pages themselves lie anywhere.
     """
-    if stride <= run or stride % LINE:
+    if stride <= run or stride % CACHE_LINE:
         return 1.0
-    return max(1.0, gcd(stride, PAGE) / max(run, LINE))
+    return max(1.0, gcd(stride, PAGE) / max(run, CACHE_LINE))

@@ -110,7 +110,8 @@ class PlainFunction:
             return statements, 1
         dtype = str(loop.loop_var.ty.dtype)
         begin, end = (tirx.Cast(dtype, v) for v in (self.begin, self.end))
-        begin = tirx.Max(begin, tirx.IntImm(dtype, 0))  # as in emit.kernel, for TVM's divisions
+        # TVM's divisions need the bound, as in emit.kernel.
+        begin = tirx.Max(begin, tirx.IntImm(dtype, 0))
         tasks = tirx.For(
             loop.loop_var, loop.min + begin, end - begin, tirx.ForKind.SERIAL, loop.body
         )

@@ -328,5 +328,5 @@ SPELLINGS: dict[str, Spelling] = {
     "topk": _topk,
 }
 
-# for threads
+# spellings for threads, each of which takes one independent iteration
 SPELLINGS_APART: dict[str, Spelling] = {"scatter": _scatter_apart}

@@ -23,7 +23,7 @@ from gtco.support.errors import FarmError, installing
 from gtco.support.version import __version__
 from gtco.tuning.farm import machine as there
 
-PORT = 10001  # of Ray's client server
+PORT = 10001  # port of Ray's client server
 POLL = 1.0  # seconds between two looks at who is there
 LONGEST = 1800.0  # seconds that a machine may be in other hands, or say nothing
 NAMESPACE = "gtco"

@@ -62,10 +62,7 @@ class FarmRunner:
                         how = f"cost {LOSSES} machines of the farm, which were lost meanwhile"
                         return Readings(failed=how)
                     continue
-                except OptionError as error:
-                    self._set_aside(machine, str(error))
-                    continue
-                except FarmError as error:
+                except (OptionError, FarmError) as error:
                     self._set_aside(machine, str(error))
                     continue
                 if who.kind != self.kind or read is None:

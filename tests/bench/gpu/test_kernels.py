@@ -55,7 +55,7 @@ def test_every_family_has_a_kernel(tmp_path: Path) -> None:
         export_onnx(case.create().to(dtype), [x.to(dtype) for x in case.inputs()], onnx)
         options = CompileOptions(target="cuda:sm_90a", precision="fp16")
         run = Compilation(onnx, tmp_path / "m.so", None, options, silent)
-        fused = run.to_stages(gpu_target("cuda:sm_90a"), None)
+        fused = run.to_stages(gpu_target("cuda:sm_90a"))
         picks = [fused.policy.choose(stage) for stage in fused.partition.stages]
         assert not run.report.notes
         found |= {pick.sketch.name for pick in picks if pick}

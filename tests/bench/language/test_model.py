@@ -21,8 +21,8 @@ from bench.language import (
     sample,
     teaching,
 )
-from bench.language.corpus import Corpus, corpus_of
-from bench.language.demonstrations import Demonstration, of_readings, sentence_of
+from bench.language.corpus import Corpus, Sentence, corpus_of
+from bench.language.demonstrations import Demonstration, of_readings
 from bench.language.machines import MACHINES, Place, places
 from bench.language.network import Network
 from bench.language.resizing import resized
@@ -33,7 +33,8 @@ from bench.language.workloads import CPU, GPU, HELD_OUT, Workload, workloads
 from gtco.machine.target import TARGETS
 from gtco.search.language.generation import Author
 from gtco.search.language.model import Sizes, load
-from gtco.search.language.sentence import Grammar
+from gtco.search.language.prompt import machine_words, prompt
+from gtco.search.language.sentence import Grammar, write
 from gtco.search.language.words import Vocabulary
 from gtco.search.records.records import Record, circumstances
 from gtco.support.errors import OptionError
@@ -56,6 +57,13 @@ def toy() -> tuple[Vocabulary, list[Demonstration], Corpus]:
     ]
     grammar = Grammar(vocabulary)
     return vocabulary, shown, corpus_of(sentence_of(grammar, one) for one in shown)
+
+
+def sentence_of(grammar: Grammar, shown: Demonstration) -> Sentence:
+    said = machine_words(shown.place.machine, shown.place.rates)
+    begin = prompt(grammar.vocabulary, shown.stage, said)
+    words = (*begin, *write(grammar, shown.space, shown.config))
+    return Sentence(shown.stage.key, words, len(begin))
 
 
 def network(vocabulary: Vocabulary) -> Network:

@@ -101,7 +101,7 @@ def test_bfloat16_without_tensor_cores_is_noted(vit: Path) -> None:
     for target, noted in (("cuda:sm_75,sm_80", True), ("cuda:sm_80", False)):
         options = CompileOptions(target=target, precision="bf16")
         run = Compilation(vit, Path("model.so"), None, options, silent)
-        run.to_stages(gpu_target(target), None)
+        run.to_stages(gpu_target(target))
         assert any("Tensor Cores of sm_75" in note for note in run.report.notes) is noted
 
 

@@ -58,9 +58,8 @@ def made(name: str, arch: str, precision: str) -> tuple[Any, GpuArtifact, CudaPr
         _, built, workers = prepared(Path(folder), model, (x,), target, precision=precision)
     found = persistent(built.generated, 2, gpu_target(target), workers)  # type: ignore[arg-type]
     assert not isinstance(found, Rejection), found
-    artifact = assemble(
-        "m", built.model.graph, built.generated, gpu_target(target), 0, precision, [], found[0]
-    )
+    graph, generated, machine = built.model.graph, built.generated, gpu_target(target)
+    artifact = assemble("m", graph, generated, machine, 0, precision, [], found[0], None, {}, "")
     assert isinstance(artifact, GpuArtifact)
     return (model, x), artifact, workers.persistent[found[0].symbol]
 
@@ -119,7 +118,8 @@ def test_a_stage_of_many_threads_has_fewer_in_it(tmp_path: Path) -> None:
     kernel = found[0]
     assert kernel.threads <= MOST_THREADS < wider.threads
     assert kernel.tasks[0] > wider.grid[0]
-    artifact = assemble("m", built.model.graph, built.generated, target, 0, "fp32", [], kernel)
+    graph, generated = built.model.graph, built.generated
+    artifact = assemble("m", graph, generated, target, 0, "fp32", [], kernel, None, {}, "")
     assert isinstance(artifact, GpuArtifact) and artifact.steps[0].threads == wider.threads
     program = workers.persistent[kernel.symbol]
     answer = walk(artifact, program, {artifact.inputs[0].name: x.numpy()}, blocks=2, arch=800)

@@ -73,7 +73,8 @@ def _parts(graph: Graph, op: Operator, weights: numpy.ndarray | None, k: int) ->
     if weights is None:
         return most
     axes = (2, 3) if op.kind == "conv2d" else ()
-    sizes = numpy.abs(weights.astype(numpy.int64)).sum(axis=axes) * a  # of each step of k
+    # The most that each step of k adds
+    sizes = numpy.abs(weights.astype(numpy.int64)).sum(axis=axes) * a
     sizes = numpy.moveaxis(sizes, 1 if op.kind == "conv2d" else -2, 0).reshape(k, -1)
     for count in range(1, most + 1):
         sums = [sizes[begin : begin + size].sum(0).max() for begin, size in _cuts(k, count)]

@@ -19,7 +19,7 @@ from gtco.graph.rewrites.apply import apply_rule, made_by, scalar
 from gtco.tensor.stage import Operator
 
 _BYTES = ("int8", "uint8")
-_LARGEST = 2.0**16  # of zero points and bounds: sums with 8 bits are exact in float32
+_LARGEST = 2.0**16  # the largest zero point or bound: sums with 8 bits are exact in float32
 
 
 def quantizations(graph: Graph) -> Graph:

@@ -17,7 +17,7 @@ from gtco.graph.rewrites.apply import apply_rule, made_by, scalar
 from gtco.tensor.stage import Operator
 
 _AROUND = 4  # float32 values that are tried on each side of a step
-_RANGE = 2.0**-60, 2.0**60  # of scales: no product of the pair is denormal or infinite
+_RANGE = 2.0**-60, 2.0**60  # range of scales: no product of the pair is denormal or infinite
 _MOST_STEPS = 2**17
 
 

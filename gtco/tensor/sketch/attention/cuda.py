@@ -42,11 +42,12 @@ from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
 WARPS = 8  # most warps of a block
-REGISTERS = 240  # of a thread, estimated: it can address 255, and NVRTC takes a few more or fewer
-WAITING = 0.375  # of a lane's registers for each of 16 rows and each key
+# Registers of a thread, estimated: it can address 255, and NVRTC takes a few more or fewer
+REGISTERS = 240
+WAITING = 0.375  # registers of a lane for waiting biases, for each 16 rows and each key
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
-MEANWHILE = 7.0  # of these 8, so many pass beside products of Tensor Cores: it is one instruction
-LANES = 16  # for which element-wise operators are counted; each lane of an operation counts as one
+MEANWHILE = 7.0  # so many of these 8 pass beside products of Tensor Cores: it is one instruction
+LANES = 16  # element-wise operators are counted for so many lanes; each lane counts as one
 BIAS = 6.0  # float32 operations of a score's bias: an address, a load, an addition
 # What a lane does in a step on Tensor Cores, whatever the number of its keys: for each 16 rows the
 # maxima of two among 4 lanes, and whether they grew; and waiting, votes, addresses of fragments.

@@ -28,7 +28,7 @@ class Blocking:
     mma: bool
     item: int  # bytes of an element in shared memory
     depth: int
-    columns: int  # of v, as decided
+    columns: int  # columns of v, as decided
     tiles: int
     warps: int
     split: int
@@ -80,7 +80,7 @@ class Blocking:
         if self.mma:
             query = 0 if self.held else 16 * self.tiles * self.depth
             return self.item * (self.keys * (self.depth + self.width) + query)
-        rows = 4 * self.tiles  # of a lane; 32 accesses of 16 bytes are one of 512
+        rows = 4 * self.tiles  # rows of a lane; 32 accesses of 16 bytes are one of 512
         scores = self.depth / 4 * (self.keys / 8 + rows)
         sums = self.keys / 4 * (rows + self.width / 8)
         return 512.0 * (scores + sums)

@@ -25,7 +25,7 @@ def attention_lines(
     - ``blocks``: those along rows, columns and heads.
     """
     b, m, n, d, e = extents
-    step = 16 if block.mma else 4  # of a product's inner axis
+    step = 16 if block.mma else 4  # steps of a product's inner axis
     rows, keys = 16 * block.tiles, block.keys
     loops = Loops()
     cut = f"{block.heads} of {b} heads, {min(block.rows, m)} of {m} queries"

@@ -347,6 +347,6 @@ class AttentionLoops:
         em, hidden = self.em, self.op.get("hidden")
         bias = em.let(self.operand(3, batch, start + i, column), "bias")
         score = em.load(self.scores, [i, column]) + bias
-        if hidden is not None:  # for every score, NaN and infinities included
+        if hidden is not None:  # such a bias replaces every score, NaN and infinities included
             score = tirx.Select(bias <= tirx.const(hidden, "float32"), bias, score)
         em.store(self.scores, [i, column], score)

@@ -13,7 +13,7 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.transpose import transpose
 from gtco.tensor.sketch.shared.streaming import each_vector
 
-Element = Callable[[Expr, Expr], Expr]  # of (row, column), the bits of a bfloat16
+Element = Callable[[Expr, Expr], Expr]  # (row, column) -> the bits of a bfloat16
 
 
 def pack_key_pairs(em: Emitter, keys: Array, key: Element, n: int, d: int) -> None:

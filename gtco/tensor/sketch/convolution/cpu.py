@@ -34,7 +34,6 @@ from gtco.tensor.sketch.convolution.facts import ConvolutionFacts, Halo
 from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.shared.pack import RUN_COST
-from gtco.tensor.sketch.shared.program import program
 from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import INT4, Stage
@@ -142,7 +141,8 @@ class Convolution(ConvolutionFacts):
         kernel, work = nest.level0
         halo, tasks = self.halo(config["rows"], nest.row.kind), nest.shape.tasks
         stored = v.batch * v.m * v.n / self.target.lanes
-        calls = tasks * nest.held * nest.shape.task_panels  # of the micro-kernel, for all of k
+        # Calls of the micro-kernel, for all of k
+        calls = tasks * nest.held * nest.shape.task_panels
         copies = RUN_COST * (calls * halo.runs + tasks * self.lines(halo))
         extra = (
             Extra("store", stored * (2.0 * nest.kblocks + 2)),  # between registers, tile and output
@@ -190,5 +190,4 @@ class Convolution(ConvolutionFacts):
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops, packings = ConvolutionLoops(self, config), self.layouts(config)
-        tasks, scratch, lines = loops.shape.tasks, loops.scratch, self.product.lines(loops.nest)
-        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings, lines)
+        return self.product.program_of(loops, packings, symbol)

@@ -30,7 +30,7 @@ from gtco.tensor.sketch.shared.cuda_window import Windows
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage, TensorType
 
-MOST_INPUTS = 8  # of a group: wider groups are products
+MOST_INPUTS = 8  # inputs of a group: wider groups are products
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaDepthwise | None:

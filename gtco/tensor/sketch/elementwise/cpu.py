@@ -168,7 +168,7 @@ class Elementwise:
         if self.blocks is not None:
             tasks = ceil(self.blocks.units / config["rows"])
             moved = (
-                (lanes.bit_length() + 1) * len(self.blocks.turned)
+                (lanes.bit_length() + 1) * len(self.blocks.axes.inputs)
                 if isinstance(self.blocks, Tiling)
                 else self.blocks.shuffles
             )

@@ -46,7 +46,7 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 NEIGHBOURS = (8, 4, 2)
 THREADS = (128, 256, 512)
 CHUNK = 16  # bytes of one access
-LANES = 16  # for which operations are counted at once; each lane counts as one
+LANES = 16  # operations are counted for so many lanes at once; each lane counts as one
 JOINED = 4  # registers of each further part of a concatenation; a thread chooses between the parts
 
 
@@ -289,7 +289,7 @@ class Groups:
         self.per_row = ceil(self.rows.length / n)
         self.rest = self.per_row * n - self.rows.length
         self.wide: list[Wide] = []
-        self.align = 1  # of the output
+        self.align = 1  # alignment of the output
         self.printer, self.body = traced(
             arguments(self.stage),
             (("row", self.rows.count), ("group", self.per_row), ("v", n)),

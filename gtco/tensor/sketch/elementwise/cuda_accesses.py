@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
+from gtco.machine.gpu import WARP
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.analysis.scope import Expr
-from gtco.tensor.sketch.shared.cuda_lanes import LINE, WARP, Touched, touched
+from gtco.tensor.sketch.shared.cuda_lanes import LINE, Touched, touched
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
-At = Callable[[Expr, Expr], Sequence[Expr]]  # of a row and a position in it: the output's index
+At = Callable[[Expr, Expr], Sequence[Expr]]  # (row, position in it) -> the output's index
 
 
 @dataclass(frozen=True)

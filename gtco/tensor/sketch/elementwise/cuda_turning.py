@@ -19,7 +19,7 @@ from typing import Any
 from tvm import tirx
 
 from gtco.machine.gpu import GpuTarget
-from gtco.tensor.analysis.axes import output_shape, turned
+from gtco.tensor.analysis.axes import Turned, turned
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.cuda.arguments import arguments
@@ -41,52 +41,26 @@ LEAST = 8  # least positions of either axis: with fewer, separate reads are as g
 
 @dataclass(frozen=True)
 class Turning:
-    """The axes of a transposing stage. The ``inputs`` are contiguous along the output's axes
-    ``first`` to ``stop`` as one (t). All other inputs, and the output, are contiguous along those
-    from ``cut`` on (j).
-    """
+    """The squares that the axes of a transposing stage are cut into, with one of the ``sides``."""
 
     stage: Stage
-    first: int
-    stop: int
-    cut: int
-    inputs: tuple[str, ...]
+    axes: Turned
     sides: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return output_shape(self.stage)
-
-    @property
-    def extents(self) -> tuple[int, int]:
-        """The extents of t and of j."""
-        return prod(self.shape[self.first : self.stop]), prod(self.shape[self.cut :])
-
-    @property
-    def others(self) -> tuple[int, ...]:
-        """The axes that belong neither to t nor to j."""
-        return (*self.shape[: self.first], *self.shape[self.stop : self.cut])
 
     def index(self, other: Expr, t: Expr, j: Expr) -> list[Expr]:
         """The output's index."""
-        rest = split_flat(other, self.others)
-        return [
-            *rest[: self.first],
-            *split_flat(t, self.shape[self.first : self.stop]),
-            *rest[self.first :],
-            *split_flat(j, self.shape[self.cut :]),
-        ]
+        return self.axes.index(split_flat(other, self.axes.others), t, j)
 
     def squares(self, side: int) -> tuple[int, int]:
-        t, j = self.extents
+        t, j = self.axes.extents
         return ceil(t / side), ceil(j / side)
 
     def blocks(self, side: int) -> int:
-        return prod(self.squares(side)) * prod(self.others)
+        return prod(self.squares(side)) * prod(self.axes.others)
 
     def places(self, side: int) -> tuple[int, ...]:
         """The beginning of each input's tile in shared memory, and the end of the last one."""
-        return _places(self.stage, self.inputs, side)
+        return _places(self.stage, self.axes.inputs, side)
 
     def launch(self, side: int, read: float, work: float, flops: float) -> Launch:
         written = float(self.stage.output.type.nbytes)
@@ -105,16 +79,16 @@ class Turning:
             overlapped=False,
             staged=sum(
                 float(self.stage.output.type.size * ITEM_BYTES[self.stage.types[x].dtype])
-                for x in self.inputs
+                for x in self.axes.inputs
             ),
         )
 
     def program(self, side: int, symbol: str) -> CudaProgram:
         """A block for each square of ``side`` x ``side``."""
         stage = self.stage
-        ts, js = self.extents
+        ts, js = self.axes.extents
         t_squares, j_squares = self.squares(side)
-        others = prod(self.others)
+        others = prod(self.axes.others)
         lines = ["GTCO_SHARED(shared);"]
         place = "block"
         parts = []
@@ -127,7 +101,7 @@ class Turning:
                 parts.append(f"{name} = {'0' if zero else f'{where}{times}'}")
             place = place if count == 1 else f"{place} / {count}"
         lines.append(f"const int {', '.join(parts)};")
-        for n, (tensor, at) in enumerate(zip(self.inputs, self.places(side), strict=False)):
+        for n, (tensor, at) in enumerate(zip(self.axes.inputs, self.places(side), strict=False)):
             element = CTYPES[stage.types[tensor].dtype]
             begin = f"shared + {at}" if at else "shared"
             lines.append(
@@ -146,11 +120,11 @@ class Turning:
 
     def lines(self, side: int) -> tuple[Line, ...]:
         """The loops in words."""
-        loops, (ts, js) = Loops(), self.extents
+        loops, (ts, js) = Loops(), self.axes.extents
         cut = f"{side} x {side} of {ts} x {js} each"
         turns, stage = side * side // THREADS, self.stage
         with loops.over("square", self.blocks(side), BLOCKS, cut):
-            for tensor in self.inputs:
+            for tensor in self.axes.inputs:
                 with loops.over("turn", turns), loops.over("thread", THREADS, PARALLEL):
                     loops.says(f"{stage.types[tensor]}, along its own axis -> shared memory")
             with loops.over("turn", turns), loops.over("thread", THREADS, PARALLEL):
@@ -158,7 +132,7 @@ class Turning:
         return loops.lines
 
     def _parameters(self, others: int) -> tuple[tuple[str, int], ...]:
-        return (("other", others), ("t", self.extents[0]), ("j", self.extents[1]))
+        return (("other", others), ("t", self.axes.extents[0]), ("j", self.axes.extents[1]))
 
     def _read(self, name: str, tensor: str, others: int) -> str:
         """``read(t, j)``: the input's element at its place in memory."""
@@ -184,7 +158,7 @@ class Turning:
             *index, u, w = b.index
             tiles = {
                 x: tirx.decl_buffer((side, side), storage(stage.types[x].dtype), name=f"tile{n}")
-                for n, x in enumerate(self.inputs)
+                for n, x in enumerate(self.axes.inputs)
             }
             made.extend(tiles.items())
             reader = TileReader(stage, b.em, b.inputs, tiles=tiles, at=(u, w))
@@ -231,4 +205,4 @@ def turning(stage: Stage, target: GpuTarget) -> Turning | None:
     fits = tuple(s for s in SIDES if _places(stage, axes.inputs, s)[-1] <= target.shared)
     if not fits:
         return None
-    return Turning(stage, axes.first, axes.stop, axes.cut, axes.inputs, fits)
+    return Turning(stage, axes, fits)

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from gtco.tensor.analysis.axes import output_shape, turned
-from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.axes import Turned, turned
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
@@ -39,28 +38,16 @@ CHUNK = 64  # positions of either axis that a task's tile has: 16 KB in, 16 KB o
 
 @dataclass(frozen=True)
 class Tiling:
-    """The axes of a transposing stage. The ``turned`` inputs are contiguous along the output's axes
-    ``first`` to ``stop`` as one (t). All other inputs, and the output of ``shape``, are contiguous
-    along those from ``cut`` on (j).
-    """
+    """The chunks that the axes of a transposing stage are cut into."""
 
-    shape: tuple[int, ...]
-    first: int
-    stop: int
-    cut: int
-    turned: tuple[str, ...]
-
-    @property
-    def extents(self) -> tuple[int, int]:
-        """The extents of t and of j."""
-        return prod(self.shape[self.first : self.stop]), prod(self.shape[self.cut :])
+    axes: Turned
 
     @property
     def chunks(self) -> tuple[int, int]:
         """The numbers of chunks of t and of j. The last chunk of either has the remaining
         positions.
         """
-        t, j = (chunks_of(n, CHUNK) for n in self.extents)
+        t, j = (chunks_of(n, CHUNK) for n in self.axes.extents)
         return t, j
 
     @property
@@ -68,8 +55,7 @@ class Tiling:
         """The axes that units count: those that belong neither to t nor to j, then the chunks of t
         and of j.
         """
-        rest = (*self.shape[: self.first], *self.shape[self.stop : self.cut])
-        return (*rest, *self.chunks)
+        return (*self.axes.others, *self.chunks)
 
     @property
     def units(self) -> int:
@@ -78,24 +64,13 @@ class Tiling:
     @property
     def work(self) -> int:
         """The elements of one unit."""
-        return prod(self.shape) // self.units
-
-    def index(self, rest: Sequence[Expr], t: Expr, j: Expr) -> list[Expr]:
-        """The output's index at positions ``t`` and ``j``, with ``rest`` along the other axes."""
-        return [
-            *rest[: self.first],
-            *split_flat(t, self.shape[self.first : self.stop]),
-            *rest[self.first :],
-            *split_flat(j, self.shape[self.cut :]),
-        ]
+        return prod(self.axes.shape) // self.units
 
 
 def tiling(stage: Stage, lanes: int) -> Tiling | None:
     """The axes whose blocks, if turned, make every load a vector; None if there are none."""
     axes = turned(stage, lanes)
-    if axes is None:
-        return None
-    return Tiling(output_shape(stage), axes.first, axes.stop, axes.cut, axes.inputs)
+    return None if axes is None else Tiling(axes)
 
 
 @dataclass
@@ -119,43 +94,43 @@ def emit_tiles(
     reader = _TileReader(stage, em, args.inputs)
     with tasks_of_rows(em, args, grid.units, per_task) as unit:
         *rest, t_chunk, j_chunk = unflatten(em, unit, grid.outer)
-        t_span = chunk_span(em, t_chunk, grid.extents[0], CHUNK)
-        j_span = chunk_span(em, j_chunk, grid.extents[1], CHUNK)
+        t_span = chunk_span(em, t_chunk, grid.axes.extents[0], CHUNK)
+        j_span = chunk_span(em, j_chunk, grid.axes.extents[1], CHUNK)
         with em.range(0, blocks_of(t_span, lanes), "tb") as tb:
-            t = whole_block(em, tb, t_span, lanes, grid.extents[0])
+            t = whole_block(em, tb, t_span, lanes, grid.axes.extents[0])
             with em.range(0, blocks_of(j_span, lanes), "jb") as jb:
-                j = whole_block(em, jb, j_span, lanes, grid.extents[1])
-                _block(em, args, reader, grid, rest, t, j)
+                j = whole_block(em, jb, j_span, lanes, grid.axes.extents[1])
+                _block(em, args, reader, grid.axes, rest, t, j)
 
 
 def _block(
     em: Emitter,
     args: KernelArguments,
     reader: _TileReader,
-    grid: Tiling,
+    axes: Turned,
     rest: list[Expr],
     t: Expr,
     j: Expr,
 ) -> None:
     """Emits one block of lanes x lanes from ``t`` and ``j`` on."""
     lanes, output = em.lanes, reader.stage.output.output
-    rows: dict[str, list[Expr]] = {name: [] for name in grid.turned}
+    rows: dict[str, list[Expr]] = {name: [] for name in axes.inputs}
     for k in range(lanes):
         probe = Probe(reader.stage, em)
-        probe.follow(output, grid.index(rest, t, j + k))
+        probe.follow(output, axes.index(rest, t, j + k))
         # One place each (analysis/axes.py). Where the index is numbers alone, the probe has it once
         # for each operator that reads there.
         places = dict(probe.loads)
         for name, row in rows.items():
             row.append(em.let(args.inputs[name].buffer[em.ramp(places[name])], "row"))
     reader.tiles = {}
-    for name in grid.turned:
+    for name in axes.inputs:
         tile = em.registers(lanes * lanes)
         for k, column in enumerate(transpose(em, rows[name])):
             em.store_vector(tile, [k * lanes], column)
         reader.tiles[name] = tile
     for k in range(lanes):
         with em.vector(lanes) as lane:
-            at = grid.index(rest, t + k, j + lane)
+            at = axes.index(rest, t + k, j + lane)
             reader.at = k * lanes + lane
             em.store(args.output, at, reader.value(output, at))

@@ -50,6 +50,7 @@ from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import WEIGHTS, MicroKernel, kinds, micro_kernels, packable
 from gtco.tensor.intrinsics.tiles import CONFIGURING
 from gtco.tensor.loops import Line
+from gtco.tensor.nest.emission import NestLoops
 from gtco.tensor.nest.lines import nest_lines
 from gtco.tensor.nest.nest import Nest
 from gtco.tensor.nest.shape import task_shape
@@ -342,7 +343,12 @@ class Gemm(GemmFacts):
         return packings
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        loops, packings = GemmLoops(self, config), self.layouts(config)
+        return self.program_of(GemmLoops(self, config), self.layouts(config), symbol)
+
+    def program_of(
+        self, loops: NestLoops, packings: Mapping[str, Packing], symbol: str
+    ) -> Program:
+        """The kernel of any loops of this product."""
         tasks, scratch, lines = loops.shape.tasks, loops.scratch, self.lines(loops.nest)
         return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings, lines)
 

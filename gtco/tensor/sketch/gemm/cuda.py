@@ -75,7 +75,7 @@ WASTE = 1.5  # times the products of the least wasteful mapping: one with more i
 MAPPINGS = 3  # options: of two equally wasteful ones the narrower has less reuse and as many blocks
 SMALL = 2.0  # times the products that are needed
 GROUP = 8  # rows of tiles that are walked together
-LANES = 8  # for which operations are counted at once; each lane counts as one
+LANES = 8  # operations are counted for so many lanes at once; each lane counts as one
 UNITS = {"mma": "TensorCores", "wgmma": "WarpGroups", "fma": "CudaCores"}  # the names in mma.cuh
 TILINGS: tuple[tuple[str, Role], ...] = (
     ("block", "block"),
@@ -232,7 +232,7 @@ class CudaGemm:
         rows, columns = min(bm, m), min(bn, n)
         asked = item * (rows + columns) * outer * depth * tiles.tiles
         asked += 2 * tiles.scratch
-        if tiles.row.unit == "wgmma":  # of a whole group
+        if tiles.row.unit == "wgmma":  # a whole group reads rows together
             read_rows = tiles.warps // 4 * (GROUP_ROWS + bn)
         else:
             read_rows = tiles.warps * (wm + wn)

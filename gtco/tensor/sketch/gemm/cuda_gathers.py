@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from gtco.machine.gpu import WARP
 from gtco.tensor.analysis.contraction import ConvView
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.sketch.gemm.cuda_operands import CHUNK, Reading, Source
 from gtco.tensor.sketch.gemm.cuda_tiles import Tiles
-from gtco.tensor.sketch.shared.cuda_lanes import LINE, WARP, Touched, operations, touched
+from gtco.tensor.sketch.shared.cuda_lanes import LINE, Touched, operations, touched
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
 PAIR = 2  # neighbours that a lane computes one after the other, and stores at once

@@ -10,7 +10,8 @@ from gtco.tensor.sketch.gemm.cuda_mapping import Mapped
 from gtco.tensor.sketch.gemm.cuda_operands import Reading, Source
 from gtco.tensor.sketch.gemm.cuda_tiles import Tiles
 
-STEPS = {"mma": 16, "wgmma": 16, "fma": 8}  # of k, that a warp multiplies at once: STEP of mma.cuh
+# Steps of k that a warp multiplies at once: STEP of mma.cuh
+STEPS = {"mma": 16, "wgmma": 16, "fma": 8}
 
 
 def product_lines(mapped: Mapped, tiles: Tiles, group: int) -> tuple[Line, ...]:

@@ -42,8 +42,8 @@ FURTHER = 2.5  # and of each further tensor that it is computed from: an address
 # and column, and whether they are in the matrix.
 STORING = 8
 LATEST = 32  # tiles that are kept
-# Of A and of B: registers of an element that the compiler needs, those that it can do without, and
-# True if the operand is copied.
+# Pairs for A and B: registers of an element that the compiler needs, those that it can do without,
+# and True if the operand is copied.
 Waiting = tuple[tuple[float, float], tuple[float, float], tuple[bool, bool]]
 # The tiles that fit: by the block's tile, by the warps', the numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]

@@ -21,7 +21,7 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 
 CHUNK = 16  # bytes
 RUN = 4  # neighbours that are computed at once: 16 bytes of float32
-At = Callable[[Expr, Expr, Expr], Any]  # of (batch, row or column, step of k)
+At = Callable[[Expr, Expr, Expr], Any]  # (batch, row or column, step of k) -> value
 
 
 @dataclass(frozen=True)

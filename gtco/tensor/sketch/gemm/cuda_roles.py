@@ -14,10 +14,10 @@ from gtco.tensor.sketch.gemm.cuda_tiles import PRODUCERS, Tiles, shared_limit
 from gtco.tensor.stage import ITEM_BYTES
 
 ROLES, NONE, PRODUCER = "warp_roles", "none", "producer"  # the decision and its options
-LEAST_SLICES = 2  # of a block: with one slice there is nothing to bring ahead
+LEAST_SLICES = 2  # slices of a block: with one there is nothing to bring ahead
 MOST_CONSUMERS = 256  # threads: beside three groups a producer left some kernels too few registers
 GRANULE = 8  # registers of a thread are handed over eight at a time
-MOST = 240  # of a thread that took some: instructions address at most 255
+MOST = 240  # registers of a thread that took some: instructions address at most 255
 KEPT_SHARED = 1024  # bytes of shared memory that a block costs beside those it asks for
 # Registers of a producer's thread, fitted to the fewest with which ptxas spills nothing, 24 to 136
 # in 65 kernels. The first is for counters, slots and addresses. The others are for the place of

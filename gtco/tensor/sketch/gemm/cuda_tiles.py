@@ -9,28 +9,27 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
 
-from gtco.machine.gpu import GPUS, MOST_REGISTERS, GpuTarget
+from gtco.machine.gpu import GPUS, MOST_BLOCK_THREADS, MOST_REGISTERS, WARP, GpuTarget
 from gtco.tensor.cuda.tensor_core import TensorCoreRow, oldest
 from gtco.tensor.stage import ITEM_BYTES
 
-WARP = 32
-MOST_THREADS = 1024  # most threads of a block
 # Registers of a thread beside sums and fragments, fitted to what ptxas takes for 143 random
 # configs:
 OVERHEAD = 20  # places, counters and addresses
-# for each piece of 16 bytes of a slice of A and of B that it copies: its place is computed once
+# registers for each piece of 16 bytes of a slice of A and of B that it copies; its place is
+# computed once
 PIECES = (3.0, 1.2)
-# for each sum, if blocks share a tile: on its way to the other sums and back
+# registers for each sum, if blocks share a tile: on its way to the other sums and back
 SHARED_SUM = 0.25
-EXTENTS = (16, 32, 64, 128, 256)  # of a block's tile
+EXTENTS = (16, 32, 64, 128, 256)  # extents of a block's tile
 LARGEST = 128 * 256
-DEPTHS = (16, 32, 64, 128)  # of a slice of k
+DEPTHS = (16, 32, 64, 128)  # depths of a slice of k
 SLICE = (4 << 10, 32 << 10)  # bytes of a slice: less is mostly barriers, more delays the start
-WARP_EXTENTS = (16, 32, 64)  # of a warp's tile
+WARP_EXTENTS = (16, 32, 64)  # extents of a warp's tile
 ENOUGH: tuple[int, ...] = (4, 8)  # warps of a block
 PARTS = (1, 2, 4)  # warps that share a warp's tile, each with its part of k
 SPLITS = (1, 2, 3, 4, 6, 8)  # blocks that share a tile, each with a part of k
-LEAST_SLICES = 3  # of such a part: with fewer, a block does little but fill its stages
+LEAST_SLICES = 3  # slices of such a part: with fewer, a block does little but fill its stages
 CROWD = 2  # tiles are split up to so many blocks a multiprocessor
 L2_SHARE = 0.25  # the share that split sums may take: they are read back from L2
 # Multiply-adds for each element that a block loads (DyGen, eq. 5): at least this. If a tile of
@@ -195,7 +194,7 @@ class Tiles:
         """True if a block's threads and registers fit (DyGen, eq. 2 and 4)."""
         registers = self.registers
         return (
-            self.threads <= MOST_THREADS
+            self.threads <= MOST_BLOCK_THREADS
             and registers <= MOST_REGISTERS
             and registers * self.threads <= target.registers_sm
         )
@@ -259,7 +258,7 @@ def warp_options(
     if unit == "wgmma":  # four for each group, each with 16 of its 64 rows
         return ((GROUP_ROWS // 4, bn, 1),)
     step = 16 if unit == "mma" else 8
-    found: dict[int, dict[int, tuple[int, int, int]]] = {}  # by warps, by parts
+    found: dict[int, dict[int, tuple[int, int, int]]] = {}  # shapes, by warps and by parts
     shapes = [(wm, wn) for wm in WARP_EXTENTS for wn in WARP_EXTENTS if wm * wn <= 64 * 64]
     for wm, wn in sorted(shapes, key=lambda w: (abs(w[0] - w[1]), -w[1])):
         if bm % wm or bn % wn or wm % least[0] or wn % least[1]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
-from gtco.machine.gpu import GpuTarget
+from gtco.machine.gpu import WARP, GpuTarget
 from gtco.tensor.analysis.chains import is_static, prologue_readable, shape_of
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
@@ -36,7 +36,7 @@ from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.sketch.shared.cuda_loops import Teams, column_lines, row_lines
 from gtco.tensor.sketch.shared.cuda_streaming import floats, launch, number
-from gtco.tensor.sketch.shared.cuda_teams import BESIDE, HELD, WARP, columns, side, splits, teams
+from gtco.tensor.sketch.shared.cuda_teams import BESIDE, HELD, columns, side, splits, teams
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage, TensorType
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, log2, prod
 
-from gtco.machine.gpu import GpuTarget
+from gtco.machine.gpu import WARP, GpuTarget
 from gtco.tensor.analysis.chains import Epilogue, anchor, is_static
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
@@ -35,7 +35,7 @@ from gtco.tensor.cuda.source import source
 from gtco.tensor.loops import Line
 from gtco.tensor.sketch.shared.cuda_loops import Teams, column_lines, row_lines
 from gtco.tensor.sketch.shared.cuda_streaming import around, floats, launch, number, taken
-from gtco.tensor.sketch.shared.cuda_teams import BESIDE, HELD, WARP, columns, side, splits, teams
+from gtco.tensor.sketch.shared.cuda_teams import BESIDE, HELD, columns, side, splits, teams
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage
 

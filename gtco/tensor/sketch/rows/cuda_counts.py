@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
-from gtco.machine.gpu import GpuTarget
+from gtco.machine.gpu import WARP, GpuTarget
 from gtco.tensor.analysis.chains import anchor, is_static
 from gtco.tensor.analysis.indices import floordiv, floormod
 from gtco.tensor.analysis.reduction import Reduction
@@ -23,7 +23,7 @@ from gtco.tensor.loops import Line
 from gtco.tensor.sketch.rows.cuda import MOST_POSITIONS, START, CudaRows
 from gtco.tensor.sketch.shared.cuda_loops import Teams, row_lines
 from gtco.tensor.sketch.shared.cuda_streaming import around, launch
-from gtco.tensor.sketch.shared.cuda_teams import BESIDE, WARP, side, teams
+from gtco.tensor.sketch.shared.cuda_teams import BESIDE, side, teams
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Stage
 

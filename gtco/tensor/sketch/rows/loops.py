@@ -22,7 +22,7 @@ from gtco.tensor.sketch.rows.facts import RowsFacts
 from gtco.tensor.sketch.shared.column_moments import long_enough, row_moments
 from gtco.tensor.sketch.shared.streaming import tasks_of_panels, unflatten, whole_runs
 
-Value = Callable[[Expr, Expr], Expr]  # of (row of the group, a number or a lane; position)
+Value = Callable[[Expr, Expr], Expr]  # (row of the group, a number or a lane; position) -> value
 Ahead = Callable[[Expr], None]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
-from gtco.machine.target import Target
+from gtco.machine.target import CACHE_LINE, Target
 from gtco.tensor.analysis.chains import Epilogue, shape_of
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
@@ -15,7 +15,6 @@ from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.emit.scratch import Piece, Scratch
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
-LINE = 64  # bytes of a cache line
 UNIT = 16  # bytes of a vector in which lanes move at the least cost
 # Bytes of a row's run in a chunk of columns. With sums in registers, a chunk goes down all rows,
 # each of which may be a page of its own. If the tensors are a good part of the last cache, the TLB
@@ -136,7 +135,7 @@ class ScanFacts:
         rows stay whole.
         """
         vectors, size = ceil(self.columns / self.full), ITEM_BYTES[self.dtype]
-        apart = self.inner * size % LINE == 0
+        apart = self.inner * size % CACHE_LINE == 0
         run = WIDE if self.wide else NARROW if apart else 2 * NARROW
         most = run // size // self.full
         others = prod(self.shape[: self.axis]) * prod(self.shape[self.axis + 1 : self.cut])

@@ -23,7 +23,7 @@ ROWS = 64
 WIDTH = ACCUMULATORS  # vectors of a row that is taken as columns
 LEAST = 8  # least elements of such a column
 
-Read = Callable[[Expr, int, Expr], Expr]  # of (row, first column of the run, lane)
+Read = Callable[[Expr, int, Expr], Expr]  # (row, first column of the run, lane) -> value
 
 
 def column_moments(chunk: ColumnChunk, rows: int, read: Read) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from gtco.tensor.sketch.shared.streaming import unflatten, vector_runs
 
 CHUNK = 4  # vectors of columns that are folded side by side
 
-Value = Callable[[list[Expr], int, Expr], Expr]  # of (index, first column of the run, lane)
+Value = Callable[[list[Expr], int, Expr], Expr]  # (index, first column of the run, lane) -> value
 
 
 class ColumnChunk:

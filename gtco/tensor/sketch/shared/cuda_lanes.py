@@ -14,16 +14,18 @@ from math import prod
 import tvm
 from tvm import tirx
 
+from gtco.machine.gpu import WARP
 from gtco.tensor.analysis.probe import Probe, depends_on
 from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.stage import ITEM_BYTES
 
-WARP, SECTOR, LINE = 32, 32, 128  # lanes; bytes
+SECTOR, LINE = 32, 128  # bytes
 SCATTERED = 4  # times the bytes that its lanes use: a warp that moves more has none left for others
 # Integer operations: a division by a number that is not a power of two is a multiplication whose
 # upper half is taken, a shift and a correction; a remainder is a product and a difference more.
 DIVISION, REMAINDER = 3, 5
-OPERANDS = ("a", "b", "condition", "true_value", "false_value")  # of nodes of TIR that compute
+# Operands of nodes of TIR that compute
+OPERANDS = ("a", "b", "condition", "true_value", "false_value")
 
 
 @dataclass(frozen=True)

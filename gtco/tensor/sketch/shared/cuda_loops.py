@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from gtco.machine.gpu import WARP
 from gtco.tensor.cuda.loops import Loops, read, written
 from gtco.tensor.loops import BLOCKS, STEPS, THREADS, UNROLLED, Line
-from gtco.tensor.sketch.shared.cuda_teams import WARP
 from gtco.tensor.stage import Operator, Stage
 
 STATISTICS = {

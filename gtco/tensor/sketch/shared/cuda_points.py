@@ -62,7 +62,8 @@ class Tap:
     there: Expr | None = None
 
 
-Find = Callable[[Body, Expr, Expr, Expr], list[Tap]]  # of image, row and column of the output
+# (image, row, column of the output) -> its taps
+Find = Callable[[Body, Expr, Expr, Expr], list[Tap]]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from gtco.machine.gpu import GpuTarget
+from gtco.machine.gpu import MOST_BLOCK_THREADS, WARP, GpuTarget
 
-WARP = 32
-LARGEST = 1024  # threads of a block
 ENOUGH = 128  # threads of a block that are enough if all multiprocessors have work
 HELD = 32  # most elements of a row that a thread keeps in registers: more would spill
 BESIDE = 28  # further registers
@@ -27,7 +25,7 @@ def teams(length: int, vector: int) -> tuple[int, ...]:
     together reads less than a sector of memory would ask for each sector several times.
     """
     pieces = length // vector
-    most = min(power_of_two(pieces), LARGEST)
+    most = min(power_of_two(pieces), MOST_BLOCK_THREADS)
     least = min(most, max(1, SECTOR // vector))
     fitting = [1 << n for n in range(11) if least <= 1 << n <= most]
     held = [t for t in fitting if ceil(pieces / t) * vector <= HELD]

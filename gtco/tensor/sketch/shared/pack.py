@@ -17,6 +17,7 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.reader import Reader
 
 RUN_COST = 3.0  # vector instructions that start a run of neighbours: its place, its border
+MOVE_COST = 3.0  # loading and storing a vector takes the time of so many vector instructions
 
 
 def row_vectors(view: Contraction, each: float, lanes: int) -> float:
@@ -292,7 +293,7 @@ def pack_columns(
             with em.loop(em.index(depth // 2), "k") as k:
                 row(k, lambda j: pair(element(2 * k, j), element(2 * k + 1, j)))
         blocks = ceil(view.k / kc)
-        end = view.k - (blocks - 1) * kc  # of the last block
+        end = view.k - (blocks - 1) * kc  # elements of the last block
         if view.k % 2:  # the last element is alone
             with em.when(kb == blocks - 1 if blocks > 1 else True):
                 row(end // 2, lambda j: tirx.Cast("int32", element(end - 1, j)))

@@ -78,7 +78,7 @@ def grain(
     return Decision("rows", "grain", rows_per_task(units, work, target.cores))
 
 
-def unflatten(em: Emitter, flat: Expr, shape: Sequence[int], name: str = "i") -> list[Expr]:
+def unflatten(em: Emitter, flat: Expr, shape: Sequence[int]) -> list[Expr]:
     """The index into ``shape`` of a flat position. Each part is bound once, with its range."""
     index: list[Expr] = []
     for k in range(len(shape) - 1, -1, -1):
@@ -86,11 +86,11 @@ def unflatten(em: Emitter, flat: Expr, shape: Sequence[int], name: str = "i") ->
             index.append(0)
             continue
         if prod(shape[:k]) == 1:
-            index.append(em.let_index(flat, name))
+            index.append(em.let_index(flat, "i"))
             flat = 0
             continue
-        index.append(em.let_index(floormod(flat, shape[k]), name))
-        flat = em.let_index(floordiv(flat, shape[k]), name)
+        index.append(em.let_index(floormod(flat, shape[k]), "i"))
+        flat = em.let_index(floordiv(flat, shape[k]), "i")
     return index[::-1]
 
 

@@ -36,7 +36,7 @@ from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.nest.traffic import layers
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import cpu as gemm
-from gtco.tensor.sketch.shared.program import program
+from gtco.tensor.sketch.shared.pack import MOVE_COST
 from gtco.tensor.sketch.shared.tiling import (
     chunk_options,
     held_options,
@@ -54,8 +54,7 @@ from gtco.tensor.workload import Extra, Workload
 # ViT-B/16 with its 197 rows was 1 % faster for 70 % more memory (2 cores of a Zen 4).
 LEAST = 256, 192, 256
 ADDS_A, ADDS_C = 5, 8  # vector additions for one vector of each quarter
-MOVE_COST = 3.0  # loading and storing a vector takes the time of so many vector instructions
-SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of L2, for the held pairs' sums
+SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)  # shares of L2 for the held pairs' sums
 
 
 def match(stage: Stage, target: Target) -> Strassen | None:
@@ -159,5 +158,4 @@ class Strassen(StrassenFacts):
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops, packings = StrassenLoops(self, config), self.layouts(config)
-        tasks, scratch, lines = loops.shape.tasks, loops.scratch, self.product.lines(loops.nest)
-        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings, lines)
+        return self.product.program_of(loops, packings, symbol)

@@ -46,8 +46,7 @@ from gtco.tensor.intrinsics.table import Kind, kinds
 from gtco.tensor.nest.traffic import layers
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import cpu as gemm
-from gtco.tensor.sketch.shared.pack import RUN_COST
-from gtco.tensor.sketch.shared.program import program
+from gtco.tensor.sketch.shared.pack import MOVE_COST, RUN_COST
 from gtco.tensor.sketch.shared.tiling import chunk_options, held_options, tile_decision
 from gtco.tensor.sketch.winograd.facts import WinogradFacts
 from gtco.tensor.sketch.winograd.loops import WinogradLoops
@@ -55,8 +54,7 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Extra, Workload
 
-MOVE_COST = 3.0  # loading and storing a vector takes the time of so many vector instructions
-SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2, for the held tiles' transformed inputs
+SHARES = (0.25, 0.5, 1.0, 2.0)  # shares of L2 for the held tiles' transformed inputs
 
 
 def match(stage: Stage, target: Target) -> Winograd | None:
@@ -227,5 +225,4 @@ class Winograd(WinogradFacts):
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops, packings = WinogradLoops(self, config), self.layouts(config)
-        tasks, scratch, lines = loops.shape.tasks, loops.scratch, self.product.lines(loops.nest)
-        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings, lines)
+        return self.product.program_of(loops, packings, symbol)

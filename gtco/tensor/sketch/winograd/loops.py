@@ -10,6 +10,7 @@ from math import ceil
 
 from tvm import tirx
 
+from gtco.machine.target import CACHE_LINE
 from gtco.tensor.analysis.filtering import TAPS
 from gtco.tensor.analysis.indices import reshape_index
 from gtco.tensor.analysis.placement import run_breaks
@@ -18,7 +19,7 @@ from gtco.tensor.emit.emitter import Expr
 from gtco.tensor.emit.filtering import TRANSFORMS
 from gtco.tensor.emit.scratch import Piece
 from gtco.tensor.intrinsics.emission import Operand
-from gtco.tensor.nest.emission import LINE, At, NestLoops
+from gtco.tensor.nest.emission import At, NestLoops
 from gtco.tensor.nest.nest import odd_lines
 from gtco.tensor.sketch.shared.pack import copy_run
 from gtco.tensor.sketch.shared.streaming import vector_runs
@@ -161,7 +162,7 @@ class WinogradLoops(NestLoops):
         source = view.op.inputs[0]
         if source in self.stage.producers:
             return
-        run = LINE // ITEM_BYTES[self.operand]
+        run = CACHE_LINE // ITEM_BYTES[self.operand]
         with em.loop(ceil(self.channels / run), "run") as number:
             for i in range(self.width):
                 for j in range(self.width - self.size, self.width):
