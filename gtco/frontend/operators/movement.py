@@ -44,6 +44,8 @@ def pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
         full[2 * axis], full[2 * axis + 1] = max(before, 0), max(after, 0)
         kept[axis] = max(-before, 0), kept[axis][1] + min(after, 0)
     if (widths < 0).any():
+        if any(begin >= end for begin, end in kept):  # no element is left to repeat
+            return None
         first, last = zip(*kept, strict=True)
         x = builder.emit(relax.op.strided_slice(x, list(range(rank)), first, last))
     mode = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)

@@ -225,14 +225,14 @@ def _attention() -> Any:
     ) -> Any:
         """``softmax(scale q k^T + mask) v``; zeros where the mask hides all keys of a row."""
         negative = scale is not None and scale < 0
-        ranks = {len(x.shape) for x in (query, key, value)}
+        ranks, axes = {len(x.shape) for x in (query, key, value)}, len(key.shape)
         width = query.shape[-1]
         if enable_gqa and attn_mask is not None and ranks == {4}:
             heads, groups = query.shape[1], key.shape[1]
             key, value = (repeated(x, heads // groups) for x in (key, value))
             enable_gqa = False
         plain = ranks == {4} and not negative and attn_mask is None
-        if plain or enable_gqa or len(ranks) > 1 or not isinstance(width, int):
+        if plain or enable_gqa or not isinstance(width, int):
             return aten_scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
             )
@@ -240,11 +240,11 @@ def _attention() -> Any:
         def constant(number: float) -> Any:
             return op.Constant(value=onnx_ir.tensor(number, dtype=query.dtype))
 
-        (rank,) = ranks
+        rank = max(ranks)
         # both operands are scaled, so that products of float16 do not overflow
         size = math.sqrt(1 / math.sqrt(width) if scale is None else abs(scale))
         root, first = constant(size), constant(-size if negative else size)
-        swapped = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
+        swapped = op.Transpose(key, perm=[*range(axes - 2), axes - 1, axes - 2])
         scores = op.MatMul(op.Mul(query, first), op.Mul(swapped, root))
         if is_causal:
             places = op.Shape(scores, start=rank - 2)

@@ -98,6 +98,9 @@ FAMILIES: dict[str, dict[str, Function]] = {
     },
     "places": {
         "pad": lambda x, i: F.pad(x, (1, 2, 0, 1)),
+        "pad that cuts": lambda x, i: F.pad(x, (-2, 3, 1, -1), mode="replicate"),
+        "pad that cuts all": lambda x, i: F.pad(x, (-4, 5, 0, 0), mode="replicate"),
+        "pad around what is cut": lambda x, i: F.pad(x, (-1, 2, 0, 0), mode="circular"),
         "pad by reflection": lambda x, i: F.pad(x, (1, 2, 3, 1), mode="reflect"),
         "pad around": lambda x, i: F.pad(x, (1, 2, 3, 1), mode="circular"),
         "roll": lambda x, i: x.roll((1, -2), (2, 3)),

@@ -44,6 +44,13 @@ def test_any_number_of_axes(lead: tuple[int, ...]) -> None:
     _check(Attention(scale=0.3), _tensors(*lead))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_and_keys_of_other_ranks(causal: bool) -> None:
+    q, k, v = _tensors(2, 3)
+    _check(Attention(is_causal=causal), (q[0, 0], k, v))
+    _check(Attention(is_causal=causal), (q, k[0], v[0]))
+
+
 @pytest.mark.parametrize("mask", [torch.rand(6, 9) > 0.3, torch.randn(2, 1, 1, 6, 9)])
 def test_masks_are_added_or_hide(mask: Tensor) -> None:
     _check(Attention(), (*_tensors(2, 3, 5), mask))
