@@ -50,6 +50,7 @@ EXTRAS = {
         "pytest-timeout",
         "pytest-xdist",
         "hypothesis",
+        "expecttest",  # torch's own samples of its operators need it
         "ruff",
         "mypy",
         *PEERS,

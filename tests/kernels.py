@@ -353,15 +353,17 @@ def fresh_seed() -> int:
     return secrets.randbelow(1 << 31)
 
 
-def assert_close(got: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
+def assert_close(
+    got: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5, least: float = 1e-30
+) -> None:
     """Checks that the largest difference is within ``tolerance`` of the largest finite magnitude,
-    and that NaN and infinities are in the same places.
+    or of ``least`` where sums may cancel, and that NaN and infinities are in the same places.
     """
     assert got.shape == wanted.shape
     wide, want = got.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(want)
     np.testing.assert_array_equal(wide[~finite], want[~finite])
     if finite.any():
-        scale = max(np.abs(want[finite]).max(), 1e-30)
+        scale = max(np.abs(want[finite]).max(), least)
         error = np.abs(wide - want)[finite].max() / scale
         assert error <= tolerance, f"relative error {error:.3g} over {tolerance:.3g}"

@@ -349,7 +349,8 @@ def test_rows_of_any_length(data: st.DataObject) -> None:
     arrays = random_inputs(made, data.draw(st.integers(0, 1 << 30)), scale=3.0)
     config = data.draw(st.sampled_from(list(configs(sketch))))
     got = build(sketch, config, machine)(*arrays, unaligned=True)
-    assert_close(got, reference(made, arrays), 2e-5)
+    least = 0.1 if kind == "mean" else 1e-30  # the mean of one row may be near zero
+    assert_close(got, reference(made, arrays), 2e-5, least)
 
 
 @pytest.mark.parametrize("name", targets())
