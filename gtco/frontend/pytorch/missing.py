@@ -145,8 +145,7 @@ def cdist(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
     rows = (x.shape[-2], y.shape[-2])
     many = any(not isinstance(n, int) or n > BY_PRODUCT for n in rows)
     if p == 2.0 and compute_mode != 2 and (many or compute_mode == 1):
-        squares = (op.ReduceSum(op.Mul(t, t), _ints(-1), keepdims=1) for t in (x, y))
-        ours, theirs = squares
+        ours, theirs = (op.ReduceSum(op.Mul(t, t), _ints(-1), keepdims=1) for t in (x, y))
         axes = [*range(len(y.shape) - 2), len(y.shape) - 1, len(y.shape) - 2]
         both = op.MatMul(op.Mul(x, _number(x, -2.0)), op.Transpose(y, perm=axes))
         total = op.Add(op.Add(ours, op.Transpose(theirs, perm=axes)), both)
@@ -159,8 +158,8 @@ def cdist(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
     if p == 2.0:
         return op.Sqrt(op.ReduceSum(op.Mul(apart, apart), _ints(-1), keepdims=0))
     if p == 0.0:
-        apart = op.Cast(op.Cast(apart, to=9), to=x.dtype)
-        return op.ReduceSum(apart, _ints(-1), keepdims=0)
+        differ = op.Cast(op.Greater(apart, _number(x, 0.0)), to=x.dtype)
+        return op.ReduceSum(differ, _ints(-1), keepdims=0)
     total = op.ReduceSum(op.Pow(apart, _number(x, p)), _ints(-1), keepdims=0)
     return op.Pow(total, _number(x, 1.0 / p))
 

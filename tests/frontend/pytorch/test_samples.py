@@ -18,6 +18,8 @@ from gtco.graph.lower.walk import lower
 from gtco.support.errors import GtcoError, InternalError
 
 PARTS = 16
+REAL = "float64 float32 float16 int64 int32 int16 int8 uint8 bool"
+ARRAYS = [getattr(torch, name) for name in REAL.split()]  # types that numpy has
 MOST = 6  # samples of an operator, spread over all of them
 # They draw, give memory that nobody wrote, or look at the memory behind a view.
 OTHERS = (
@@ -69,7 +71,7 @@ def _calls(op: Any) -> Iterator[tuple[Call, list[Tensor], list[Tensor]]]:
         except Exception:
             continue  # a sample of an error
         every = [*tensors, *wanted]
-        if all(isinstance(t, Tensor) and t.numel() and not t.is_complex() for t in every):
+        if all(isinstance(t, Tensor) and t.numel() and t.dtype in ARRAYS for t in every):
             found.append((call, tensors, list(wanted)))
     step = max(1, len(found) // MOST)
     yield from found[::step][:MOST]
