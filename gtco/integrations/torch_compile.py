@@ -265,9 +265,9 @@ class Specialized:
         computed: dict[int, Any] = {}
         memory: dict[int, Any] = {}
         for number, value in zip(facts.computed, values, strict=False):
-            result, block = facts.results[number], facts.results[number].block
-            if block is not None and block not in memory:
-                memory[block] = torch.empty(facts.items(block), dtype=value.dtype)
+            result = facts.results[number]
+            if result.block is not None and result.block not in memory:
+                memory[result.block] = torch.empty(facts.items(result.block), dtype=value.dtype)
             computed[len(computed)] = _laid_out(result, value, memory)
         return [_result(result, arguments, computed) for result in facts.results]
 

@@ -236,33 +236,30 @@ def _facts(
                 "torch.view_as_real(result)"
             )
         storage = _storage(value)
-        base = bases[number]
-        block = blocks.get(number)
-        owner = results[base if block is None else block]
+        place = Place.of(value)
         if storage in storages:
-            owner = given[storages.index(storage)]
+            argument = storages.index(storage)
+            owner = given[argument]
+            place = replace(place, offset=place.offset - owner.storage_offset())
+            result = Result(argument=argument, place=place)
+        else:
+            base, block = bases[number], blocks.get(number)
+            owner = results[base if block is None else block]
+            is_view = base != number
+            result = Result(computed=numbers[base], place=place, is_view=is_view, block=block)
         if owner.dtype != value.dtype:
             raise UnsupportedError(
                 f"a result is a view of {owner.dtype} as {value.dtype}, and gtco's views have the "
                 "type of what they are of: reinterpret it outside of the compiled model"
             )
-        if storage in storages:
-            argument = storages.index(storage)
-            place = Place.of(value)
-            place = replace(place, offset=place.offset - given[argument].storage_offset())
-            found.append(Result(argument=argument, place=place))
-        else:
-            place, is_view = Place.of(value), base != number
-            found.append(
-                Result(computed=numbers[base], place=place, is_view=is_view, block=block)
-            )
+        found.append(result)
     return Facts(written, tuple(found), tuple(computed))
 
 
 def _bases(results: list[Any]) -> tuple[dict[int, int], dict[int, int]]:
-    """For each result that is a tensor the result that has all of the memory it lies in, which is
-    itself if there is none; and its block if it overlaps with others that have no such result. A
-    block's number is that of its first result.
+    """Two answers for each result that is a tensor. The first is the result that covers all of the
+    memory in which it lies; without one it is the result itself. The second is its block. Results
+    form a block if they overlap and none covers their memory; the first of them gives its number.
     """
     sharing: dict[int, list[int]] = {}
     for number, value in enumerate(results):
@@ -273,7 +270,7 @@ def _bases(results: list[Any]) -> tuple[dict[int, int], dict[int, int]]:
         whole = [n for n in together if _is_whole(results[n])]
         for number in together:
             found[number] = whole[0] if whole else number
-        if not whole and _overlap([results[n] for n in together]):
+        if len(together) > 1 and not whole and _overlap([results[n] for n in together]):
             blocks.update(dict.fromkeys(together, together[0]))
     return found, blocks
 

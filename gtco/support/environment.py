@@ -84,7 +84,9 @@ def use_ray_token() -> None:
 
 
 def c_compiler() -> str:
-    """Path of ``CC``, or of a C compiler on PATH. Raises :class:`BuildError` if there is none."""
+    """The path of the C compiler that ``CC`` names; without ``CC`` that of one on PATH. Raises
+    :class:`BuildError` if there is none.
+    """
     wanted = named_compiler()
     for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
         if path := shutil.which(name):

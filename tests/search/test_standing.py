@@ -1,4 +1,4 @@
-"""What stands in records, and the times beside the first pick that they say."""
+"""Which configs the records of a stage let stand, and how fast each is beside the first pick."""
 
 from __future__ import annotations
 

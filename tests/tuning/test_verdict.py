@@ -42,7 +42,9 @@ def test_a_gain_within_the_noise_of_equals_is_none() -> None:
 
 
 def test_on_a_noisy_machine_nothing_is_decided() -> None:
-    """The two readings of the first differ by 30 %. What is decided by them would be learned."""
+    """The two readings of the first candidate differ by 30 %. A decision by them would be chance,
+    and the cost model would learn it.
+    """
     readings = rounds(1.0, 0.5, 2.0)
     readings[:, -1] *= 1.3
     verdict = judge(readings)

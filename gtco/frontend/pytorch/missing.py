@@ -49,13 +49,13 @@ def _op() -> Any:
     return opset20
 
 
-def _number(like: Any, value: float) -> Any:
+def number(like: Any, value: float) -> Any:
     import onnx_ir
 
     return _op().Constant(value=onnx_ir.tensor(value, dtype=like.dtype))
 
 
-def _ints(*values: int) -> Any:
+def ints(*values: int) -> Any:
     return _op().Constant(value_ints=list(values))
 
 
@@ -84,11 +84,11 @@ def searchsorted(
     if sorter is not None:
         raise NotImplementedError("searchsorted with a sorter: sort the sequence first")
     kind = onnx_ir.DataType.INT32 if out_int32 else onnx_ir.DataType.INT64
-    each = op.Unsqueeze(x, _ints(-1))
+    each = op.Unsqueeze(x, ints(-1))
     if len(ordered.shape) > 1:
-        ordered = op.Unsqueeze(ordered, _ints(-2))
+        ordered = op.Unsqueeze(ordered, ints(-2))
     before = op.LessOrEqual if right or side == "right" else op.Less
-    return op.ReduceSum(op.Cast(before(ordered, each), to=kind), _ints(-1), keepdims=0)
+    return op.ReduceSum(op.Cast(before(ordered, each), to=kind), ints(-1), keepdims=0)
 
 
 def hypot(x: Any, y: Any) -> Any:
@@ -96,19 +96,19 @@ def hypot(x: Any, y: Any) -> Any:
     op = _op()
     x, y = op.Abs(x), op.Abs(y)
     most, least = op.Max(x, y), op.Min(x, y)
-    ratio = op.Div(least, op.Where(op.Equal(most, _number(x, 0.0)), _number(x, 1.0), most))
-    grown = op.Mul(most, op.Sqrt(op.Add(op.Mul(ratio, ratio), _number(x, 1.0))))
+    ratio = op.Div(least, op.Where(op.Equal(most, number(x, 0.0)), number(x, 1.0), most))
+    grown = op.Mul(most, op.Sqrt(op.Add(op.Mul(ratio, ratio), number(x, 1.0))))
     return op.Where(op.IsInf(most), most, grown)
 
 
 def negative(x: Any) -> Any:
     """True where the sign is set, also that of zero."""
     op = _op()
-    zero = _number(x, 0.0)
+    zero = number(x, 0.0)
     below = op.Less(x, zero)
     if not x.dtype.is_floating_point():
         return below
-    return op.Or(below, op.Less(op.Div(_number(x, 1.0), x), zero))
+    return op.Or(below, op.Less(op.Div(number(x, 1.0), x), zero))
 
 
 def extreme(of: Any, x: Any, y: Any) -> Any:
@@ -126,7 +126,7 @@ def rounded(by: Any, x: Any) -> Any:
 def truncated(x: Any) -> Any:
     """Rounded towards 0."""
     op = _op()
-    return op.Where(op.Less(x, _number(x, 0.0)), op.Ceil(x), op.Floor(x))
+    return op.Where(op.Less(x, number(x, 0.0)), op.Ceil(x), op.Floor(x))
 
 
 def copysign(x: Any, y: Any) -> Any:
@@ -145,30 +145,30 @@ def cdist(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
     rows = (x.shape[-2], y.shape[-2])
     many = any(not isinstance(n, int) or n > BY_PRODUCT for n in rows)
     if p == 2.0 and compute_mode != 2 and (many or compute_mode == 1):
-        ours, theirs = (op.ReduceSum(op.Mul(t, t), _ints(-1), keepdims=1) for t in (x, y))
+        ours, theirs = (op.ReduceSum(op.Mul(t, t), ints(-1), keepdims=1) for t in (x, y))
         axes = [*range(len(y.shape) - 2), len(y.shape) - 1, len(y.shape) - 2]
-        both = op.MatMul(op.Mul(x, _number(x, -2.0)), op.Transpose(y, perm=axes))
+        both = op.MatMul(op.Mul(x, number(x, -2.0)), op.Transpose(y, perm=axes))
         total = op.Add(op.Add(ours, op.Transpose(theirs, perm=axes)), both)
-        return op.Sqrt(op.Max(total, _number(x, 0.0)))
-    apart = op.Abs(op.Sub(op.Unsqueeze(x, _ints(-2)), op.Unsqueeze(y, _ints(-3))))
+        return op.Sqrt(op.Max(total, number(x, 0.0)))
+    apart = op.Abs(op.Sub(op.Unsqueeze(x, ints(-2)), op.Unsqueeze(y, ints(-3))))
     if p == math.inf:
-        return op.ReduceMax(apart, _ints(-1), keepdims=0)
+        return op.ReduceMax(apart, ints(-1), keepdims=0)
     if p == 1.0:
-        return op.ReduceSum(apart, _ints(-1), keepdims=0)
+        return op.ReduceSum(apart, ints(-1), keepdims=0)
     if p == 2.0:
-        return op.Sqrt(op.ReduceSum(op.Mul(apart, apart), _ints(-1), keepdims=0))
+        return op.Sqrt(op.ReduceSum(op.Mul(apart, apart), ints(-1), keepdims=0))
     if p == 0.0:
-        differ = op.Cast(op.Greater(apart, _number(x, 0.0)), to=x.dtype)
-        return op.ReduceSum(differ, _ints(-1), keepdims=0)
-    total = op.ReduceSum(op.Pow(apart, _number(x, p)), _ints(-1), keepdims=0)
-    return op.Pow(total, _number(x, 1.0 / p))
+        differ = op.Cast(op.Greater(apart, number(x, 0.0)), to=x.dtype)
+        return op.ReduceSum(differ, ints(-1), keepdims=0)
+    total = op.ReduceSum(op.Pow(apart, number(x, p)), ints(-1), keepdims=0)
+    return op.Pow(total, number(x, 1.0 / p))
 
 
 def product(x: Any, dims: Sequence[int], output_dtype: int | None = None) -> Any:
     op = _op()
     if output_dtype is not None:
         x = op.Cast(x, to=output_dtype)
-    return op.ReduceProd(x, _ints(*dims), keepdims=0) if dims else op.Identity(x)
+    return op.ReduceProd(x, ints(*dims), keepdims=0) if dims else op.Identity(x)
 
 
 def hstack(tensors: Sequence[Any]) -> Any:
@@ -177,11 +177,11 @@ def hstack(tensors: Sequence[Any]) -> Any:
     most = max(len(x.shape) for x in tensors)
     if most > 1:
         return op.Concat(*tensors, axis=1)
-    return op.Concat(*(op.Reshape(x, _ints(-1)) for x in tensors), axis=0)
+    return op.Concat(*(op.Reshape(x, ints(-1)) for x in tensors), axis=0)
 
 
 def squeeze(x: Any, dims: Sequence[int]) -> Any:
     op = _op()
     rank = len(x.shape)
     ones = sorted({d % rank for d in dims if rank and x.shape[d] == 1})
-    return op.Squeeze(x, _ints(*ones)) if ones else op.Identity(x)
+    return op.Squeeze(x, ints(*ones)) if ones else op.Identity(x)

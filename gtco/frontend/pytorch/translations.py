@@ -23,9 +23,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from gtco.frontend.pytorch.missing import missing
-
-NO_TYPE = -1  # onnxscript's own word for a dtype that is not given
+from gtco.frontend.pytorch.missing import ints, missing, number
 
 
 def translations(torch: Any) -> dict[Any, Any]:
@@ -58,7 +56,7 @@ def _index_put() -> Any:
             return aten_index_put(x, indices, values, accumulate)
         if rest:
             axes = list(range(len(mask.shape), len(x.shape)))
-            mask = op.Unsqueeze(mask, op.Constant(value_ints=axes))
+            mask = op.Unsqueeze(mask, ints(*axes))
         return op.Where(mask, values, x)
 
     return index_put
@@ -79,11 +77,7 @@ def _conv3d() -> Any:
 
 def functions(torch: Any) -> dict[Any, Any]:
     """The same for functions of two tensors."""
-    import onnx_ir
     from onnxscript import opset20 as op
-
-    def number(like: Any, value: float) -> Any:
-        return op.Constant(value=onnx_ir.tensor(value, dtype=like.dtype))
 
     def atan2(y: Any, x: Any) -> Any:
         """The angle of (x, y) in (-pi, pi], and 0 at the origin."""
@@ -108,23 +102,24 @@ def casting_first(torch: Any) -> dict[Any, Any]:
     from onnxscript.function_libs.torch_lib.ops.core import aten_mean_dim, aten_softmax
     from onnxscript.function_libs.torch_lib.ops.special import aten_special_log_softmax
 
+    def cast(x: Any, dtype: int | None) -> Any:
+        if dtype is None:
+            return x
+        made = op.Cast(x, to=dtype)
+        made.shape = x.shape  # the translations ask for it
+        return made
+
     def softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
-        if dtype is None or not x.shape:
-            return aten_softmax(x, dim, NO_TYPE if dtype is None else dtype)
-        return op.Softmax(op.Cast(x, to=dtype), axis=dim)
+        return aten_softmax(cast(x, dtype), dim)
 
     def log_softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
-        if dtype is None or not x.shape:
-            return aten_special_log_softmax(x, dim, NO_TYPE if dtype is None else dtype)
-        return op.LogSoftmax(op.Cast(x, to=dtype), axis=dim)
+        return aten_special_log_softmax(cast(x, dtype), dim)
 
     def mean(
         x: Any, dim: Sequence[int] | None, keepdim: bool = False, dtype: int | None = None
     ) -> Any:
-        axes = op.Constant(value_ints=list(dim or range(len(x.shape))))
-        if dtype is None or not x.shape:
-            return aten_mean_dim(x, axes, keepdim, NO_TYPE if dtype is None else dtype)
-        return op.ReduceMean(op.Cast(x, to=dtype), axes, keepdims=keepdim)
+        axes = ints(*(dim or range(len(x.shape))))
+        return aten_mean_dim(cast(x, dtype), axes, keepdim)
 
     aten = torch.ops.aten
     return {
@@ -155,12 +150,12 @@ def running(torch: Any) -> dict[Any, Any]:
             n = op.Squeeze(op.Shape(x, start=axis, end=axis + 1))
             places = op.Range(op.Constant(value_int=0), n, op.Constant(value_int=1))
             behind = list(range(2, rank + 1 - axis))  # the axes of x behind those of the pairs
-            now = op.Unsqueeze(places, op.Constant(value_ints=[1, *behind]))
-            before = op.Unsqueeze(places, op.Constant(value_ints=[0, *behind]))
-            pairs = op.Unsqueeze(x, op.Constant(value_ints=[axis]))
-            unseen = op.Constant(value=onnx_ir.tensor(worst, dtype=x.dtype))
+            now = op.Unsqueeze(places, ints(1, *behind))
+            before = op.Unsqueeze(places, ints(0, *behind))
+            pairs = op.Unsqueeze(x, ints(axis))
+            unseen = number(x, worst)
             pairs = op.Where(op.GreaterOrEqual(now, before), pairs, unseen)
-            along = op.Constant(value_ints=[axis + 1])
+            along = ints(axis + 1)
             return reduced(pairs, along, keepdims=0), place(
                 pairs, axis=axis + 1, keepdims=0, select_last_index=1
             )
@@ -209,9 +204,9 @@ def _attention() -> Any:
     def repeated(x: Any, times: int) -> Any:
         """[b, h, n, d] -> [b, h * times, n, d], in which each head follows itself."""
         _, heads, _, depth = x.shape
-        each = op.Unsqueeze(x, op.Constant(value_ints=[2]))
-        each = op.Expand(each, op.Constant(value_ints=[1, 1, times, 1, 1]))
-        return op.Reshape(each, op.Constant(value_ints=[0, heads * times, -1, depth]))
+        each = op.Unsqueeze(x, ints(2))
+        each = op.Expand(each, ints(1, 1, times, 1, 1))
+        return op.Reshape(each, ints(0, heads * times, -1, depth))
 
     def attention(
         query: Any,
@@ -237,27 +232,24 @@ def _attention() -> Any:
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
             )
 
-        def constant(number: float) -> Any:
-            return op.Constant(value=onnx_ir.tensor(number, dtype=query.dtype))
-
         rank = max(ranks)
         # both operands are scaled, so that products of float16 do not overflow
         size = math.sqrt(1 / math.sqrt(width) if scale is None else abs(scale))
-        root, first = constant(size), constant(-size if negative else size)
+        root, first = number(query, size), number(query, -size if negative else size)
         swapped = op.Transpose(key, perm=[*range(axes - 2), axes - 1, axes - 2])
         scores = op.MatMul(op.Mul(query, first), op.Mul(swapped, root))
         if is_causal:
             places = op.Shape(scores, start=rank - 2)
             attn_mask = op.Cast(
-                op.Trilu(op.Expand(constant(1.0), places), upper=0), to=onnx_ir.DataType.BOOL
+                op.Trilu(op.Expand(number(query, 1.0), places), upper=0), to=onnx_ir.DataType.BOOL
             )
         if attn_mask is not None and (is_causal or attn_mask.dtype == onnx_ir.DataType.BOOL):
-            attn_mask = op.Where(attn_mask, constant(0.0), constant(-math.inf))
+            attn_mask = op.Where(attn_mask, number(query, 0.0), number(query, -math.inf))
         if attn_mask is not None:
             scores = op.Add(scores, attn_mask)
         weights = op.Softmax(scores, axis=-1)
         if attn_mask is not None and not is_causal:
-            weights = op.Where(op.IsNaN(weights), constant(0.0), weights)
+            weights = op.Where(op.IsNaN(weights), number(query, 0.0), weights)
         return op.MatMul(weights, value)
 
     return attention

@@ -146,6 +146,6 @@ def test_a_sum_of_booleans_is_either() -> None:
 )
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4)], ids=str)
 def test_functions_along_an_axis_without_options(function: Any, shape: tuple[int, ...]) -> None:
-    """What stands in the table of translations has to know its defaults."""
+    """gtco's own translations also take calls that leave their options out."""
     _check(lambda x: function(x, -1), torch.randn(shape))
     _check(lambda x: function(x, 0), torch.randn(shape))

@@ -254,7 +254,7 @@ def test_views_of_another_type_are_refused(function, compiles):
 )
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_results_that_overlap_share_memory(views, dynamic, compiles):
-    """No result has all of it. What is written to one is seen in the others."""
+    """No result covers all of the memory. A write to one result changes the others too."""
 
     def function(x):
         return views(x + 1)
