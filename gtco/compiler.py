@@ -18,18 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.workers import Workers
 from gtco.driver.backend import backend_of
-from gtco.driver.checks import (
-    check_bundle,
-    check_source,
-    is_program,
-    source_of,
-)
+from gtco.driver.checks import check_bundle
 from gtco.driver.compilation import Compilation, Progress, silent
 from gtco.driver.compiled import CompiledModel, CompileReport
 from gtco.driver.library import Library
 from gtco.driver.making import make_libraries
 from gtco.driver.quantizing import all_quantized, quantized
 from gtco.driver.sizes.dynamic_shapes import dims_of
+from gtco.frontend.source import check_source, is_program, source_of
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Target, target
 from gtco.runtime.artifact import Artifact

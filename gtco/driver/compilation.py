@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.driver.backend import backend_of
-from gtco.driver.checks import check_dump, check_sizes, is_onnx, is_program
+from gtco.driver.checks import check_dump, check_sizes
 from gtco.driver.compiled import OF_ALL, CompileReport
 from gtco.driver.phases import Built, CutModel, Facts, Fused, Lowered, Simplified, Whole
 from gtco.driver.reading import Source
 from gtco.driver.sizes.shared import Shared
+from gtco.frontend.source import is_onnx, is_program
 from gtco.machine.target import Machine, Target
 from gtco.runtime.publish import write_error
 from gtco.search.records.records import Record, Records

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gtco.codegen.workers import Workers
-from gtco.driver.checks import at_sizes, check_dump, is_onnx, is_program
+from gtco.driver.checks import at_sizes, check_dump
 from gtco.driver.compilation import Compilation, Progress, compilation_at
 from gtco.driver.compiled import CompileReport, notes_of_all, of_all
 from gtco.driver.linking.finishing import finish, identifier, memory, tell, verify, verify_layers
@@ -23,6 +23,7 @@ from gtco.driver.sizes.proofs import Proofs
 from gtco.driver.sizes.shared import Shared
 from gtco.driver.sizes.variants import Part, Ranged, assemble_variants
 from gtco.driver.sizes.ways import Dims, notes, refusal, ways
+from gtco.frontend.source import is_onnx, is_program
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.library import read_metadata
 from gtco.runtime.ranges import Covered

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from gtco.codegen.workers import Workers
 from gtco.driver.backend import backend_of
 from gtco.driver.cache.caching import Caching, cache_of
-from gtco.driver.checks import check_dump, check_output, check_source, is_onnx
+from gtco.driver.checks import check_dump, check_output
 from gtco.driver.compilation import Compilation
 from gtco.driver.library import Library
 from gtco.driver.phases import Built
+from gtco.frontend.source import check_source, is_onnx
 from gtco.machine.target import Machine, Target, target
 from gtco.runtime.publish import publish, staging
 from gtco.runtime.writing.c_objects import made_early

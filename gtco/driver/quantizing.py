@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gtco.driver.backend import backend_of
-from gtco.driver.checks import check_output, check_source, is_onnx, is_program, source_of
+from gtco.driver.checks import check_output
 from gtco.driver.compilation import Progress
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sizes.dimensions import open_dimensions
+from gtco.frontend.source import check_source, is_onnx, is_program, source_of
 from gtco.machine.target import target
 from gtco.support.environment import c_compiler
 from gtco.support.errors import OptionError, ShapeError

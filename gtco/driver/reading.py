@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.driver.checks import is_onnx, source_of
 from gtco.driver.sizes.shared import Shared
+from gtco.frontend.source import is_onnx, source_of
 from gtco.support.errors import OptionError
 from gtco.support.options import CompileOptions
 

@@ -12,10 +12,10 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from gtco.driver.checks import check_source, is_onnx, source_of
 from gtco.frontend.identity import SOURCE
 from gtco.frontend.onnx import OnnxSource, read_onnx
 from gtco.frontend.quantized import is_quantized
+from gtco.frontend.source import check_source, is_onnx, source_of
 from gtco.quantization.data import Spec
 from gtco.support.errors import ModelError, OptionError
 

@@ -14,10 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import gtco
-from gtco.driver.checks import is_onnx
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.pytorch.export import load_program
 from gtco.frontend.pytorch.load import load_pytorch
+from gtco.frontend.source import is_onnx
 from gtco.support.errors import ModelError, ShapeError, UnsupportedError
 
 

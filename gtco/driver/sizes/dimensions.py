@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gtco.driver.checks import check_source, is_onnx, source_of
+from gtco.frontend.source import check_source, is_onnx, source_of
 
 
 def open_dimensions(model: Any) -> dict[str, list[tuple[str, int]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gtco.driver.checks import is_onnx, is_program, source_of
+from gtco.frontend.source import is_onnx, is_program, source_of
 from gtco.support.errors import OptionError
 from gtco.support.sizes import Range
 
