@@ -92,12 +92,11 @@ class Fused:
     def policy(self) -> RecordedPolicy:
         return self.whole.policy
 
-    def predicted(self, measured: bool = True) -> float:
-        """Seconds of the stages, by what was measured of some of them or by the model alone."""
-        policy, partition = self.policy, self.partition
-        if not policy.measured:
-            return sum(partition.costs)
-        return sum(map((policy if measured else policy.policy).predict, partition.stages))
+    def predicted(self) -> float:
+        """Seconds of the stages by the model of the machine alone. Models cut at different sizes
+        are compared by it: few stages of any were measured, or all of one and none of another.
+        """
+        return sum(map(self.policy.policy.predict, self.partition.stages))
 
 
 @dataclass(frozen=True)

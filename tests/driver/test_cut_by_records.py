@@ -131,6 +131,17 @@ def test_what_ships_without_a_model_stands_though_stages_were_measured_since(cut
     assert cut.by(graph) == apart.weights()
 
 
+def test_sizes_are_compared_by_predictions_though_one_was_measured(cut: Cut) -> None:
+    """The parts of a range: records of batch 1 alone must not make a part of 4 look dear."""
+    graph = block()
+    cut.end(graph, cut.as_predicted(graph), day=1, seconds=0.5)
+    cut.policy.observe()
+    fused = cut.compilation.partitioned(Whole(graph, Facts(), cut.policy))
+    stages = fused.partition.stages
+    assert sum(map(cut.policy.predict, stages)) < 0.6 * sum(map(cut.price, stages))
+    assert fused.predicted() == pytest.approx(sum(map(cut.price, stages)))
+
+
 def test_a_newer_reading_changes_the_kernel_and_not_the_partition(cut: Cut) -> None:
     """The exception is a wrong kernel. Then an older one that was right is taken. If there is none,
     the model is partitioned by the other records.

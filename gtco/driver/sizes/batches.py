@@ -62,7 +62,7 @@ def cheapest_part(
     forms, model = Forms(), fused.policy.policy
     for stage in {stage.key: stage for stage in fused.partition.stages}.values():
         forms.learn(model, stage)
-    price = fused.predicted(measured=False)
+    price = fused.predicted()
     best: tuple[Compilation, Fused, Batch] | None = None
     least = price
     for batch in _parts(samples):
@@ -70,7 +70,7 @@ def cheapest_part(
         run.said_as(whole)
         lowered = Lowered(samples.at(batch.part), fused.whole.facts)
         part = cut_as(run, lowered, batch, fused, partial(forms.predict, model))
-        seconds = len(batch.firsts) * part.predicted(measured=False)
+        seconds = len(batch.firsts) * part.predicted()
         if seconds >= least or len(batch.firsts) * len(part.partition.stages) > MOST_CALLS:
             break
         best, least = (run, part, batch), seconds
@@ -82,7 +82,7 @@ def cheapest_part(
     run.report.notes = [*dict.fromkeys((*whole.report.notes, *run.report.notes))]
     run.report.phases = whole.report.phases
     number = len(batch.firsts)
-    gain = price / min(least, number * part.predicted(measured=False))
+    gain = price / min(least, number * part.predicted())
     said = f"{gain:.2f} times as fast as one pass of {samples.size}"
     return run, part, f"{number} parts of {batch.part}, {said}"
 
