@@ -96,7 +96,10 @@ class Fused:
         """Seconds of the stages by the model of the machine alone. Models cut at different sizes
         are compared by it: few stages of any were measured, or all of one and none of another.
         """
-        return sum(map(self.policy.policy.predict, self.partition.stages))
+        policy, partition = self.policy, self.partition
+        if not policy.measured:
+            return sum(partition.costs)  # priced so already
+        return sum(map(policy.policy.predict, partition.stages))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """What a model is given as: an ONNX file or message, a torch module, or a program that torch
-exported. Nothing is read here.
+exported. No model is read here.
 """
 
 from __future__ import annotations
