@@ -8,6 +8,7 @@
 ``python -m bench language_model ablate --seconds 60 [--readings FILE ...]``
 ``python -m bench language_model evaluate [--model FILE] [--records F ...] [--readings F ...]``
 ``python -m bench language_model live FILE.jsonl [--model FILE] [--stages 12] [--trials 64]``
+``python -m bench language_model whole FILE.jsonl [--models vit-s-16,...] [--sentences 1 10 32]``
 
 Each step may be stopped at any moment and goes on where it was, in ``--folder``. The extra
 ``train`` brings what they need.
@@ -23,12 +24,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gtco.cli.arguments import positive
 from gtco.codegen.workers import Workers
 from gtco.machine.target import cpu_target
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.profile import cached
-from gtco.search.language.model import SHIPPED, Sizes, load, save
+from gtco.search.language.model import Sizes, load, save
 from gtco.search.language.sentence import Grammar
 from gtco.search.language.words import Vocabulary
 from gtco.search.records.records import Record, Records, circumstances
@@ -39,26 +39,25 @@ from gtco.tensor.stage import Stage
 
 from ..harness.readings import FOLDER as READINGS
 from ..harness.steps import run, say
-from ..harness.suite import available_threads
 from . import corpus, demonstrations, rankings, sample
 from .demonstrations import Demonstration
+from .options import parser
 from .stages import Collected, read
 from .workloads import CPU, workloads
 
 if TYPE_CHECKING:
     from .train import Course, Lessons
 
-HOUR = 3600
-SYSTEMS = ("language model", "search", "analytic", "random", "MetaSchedule")  # of ``live``
-
 
 def main(argv: Sequence[str]) -> int:
-    return run(_parser(), STEPS, argv)
+    return run(parser(__doc__), STEPS, argv)
 
 
 # the steps ----------------------------------------------------------------------------------------
 def sampling(options: argparse.Namespace) -> int:
     wanted = {row.stage for row in records_of(options.records)[0]}
+    if options.vocabulary and corpus.read_vocabulary(options.folder) is None:
+        corpus.write_vocabulary(load(options.vocabulary).vocabulary, options.folder)
     found = sample.sampled(options.folder, wanted, options.seconds, say)
     say(f"{len(found)} sentences about {len(set(found.stages))} stages")
     return 0
@@ -155,7 +154,7 @@ def measuring(options: argparse.Namespace) -> int:
     policy = AnalyticPolicy(
         replace(table.target, cores=options.threads) if table else target, table
     )
-    weights = options.folder / "base.ranked.npz"
+    weights = options.model or options.folder / "base.ranked.npz"
     first = load(weights)
     grammar = Grammar(first.vocabulary)
     taught = rankings.read_all(options.folder / "ranked", first.vocabulary).besides(held)
@@ -236,8 +235,8 @@ def searching(options: argparse.Namespace) -> int:
     policy = AnalyticPolicy(replace(table.target, cores=options.threads), table)
     chosen = live.heavy_stages(collected_in(options.folder), policy, options.stages)
     trials = {name: options.trials for name in options.systems}
-    if "search" in trials:
-        trials["search"] = max(options.most, options.trials)
+    for name in {"search", "MetaSchedule"} & set(trials):
+        trials[name] = max(options.most, options.trials)
     rows = live.run(
         chosen,
         policy,
@@ -252,6 +251,23 @@ def searching(options: argparse.Namespace) -> int:
     if rows:
         say("\n".join(live.lines(rows)))
     return 0
+
+
+def comparing(options: argparse.Namespace) -> int:
+    """Libraries of whole models, made with the model and with the search."""
+    from . import whole
+
+    rows = whole.run(
+        options.models.split(","),
+        options.folder,
+        options.threads,
+        options.sentences,
+        options.seconds,
+        options.file,
+        say,
+    )
+    say("\n".join(whole.lines(rows)))
+    return 1 if any(row.wrong for row in rows) else 0
 
 
 def _parts(
@@ -333,77 +349,6 @@ def measured(
     return shown, lost
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench language_model",
-        description=str(__doc__).split("\n")[0],
-    )
-    steps = parser.add_subparsers(metavar="STEP", required=True, dest="step")
-    for name, what in (
-        ("sample", "stages of the workloads, and sentences with random decisions about them"),
-        ("pretrain", "the base model, on these sentences"),
-        ("rank", "rankings of drawn configs by the analytic price, to learn from"),
-        ("measure", "sentences about training stages, fine-tuning again and again (Fig. 8)"),
-        ("finetune", "the base model, on picks of the policy and on what was measured"),
-        ("evaluate", "a model beside the policy and chance, by what was measured"),
-        ("ablate", "short trainings that differ in one thing"),
-        ("live", "a model beside other searches, measured on this machine (Tables 2 and 3)"),
-    ):
-        step = steps.add_parser(name, help=what)
-        step.add_argument("--folder", type=Path, default=Path("build/language_model"))
-        step.add_argument("--seconds", type=positive, default=HOUR, help="at most; %(default)s")
-        step.add_argument("--seed", type=int, default=0)
-        if name in ("pretrain", "finetune"):
-            step.add_argument("--epochs", type=positive, default=2)
-        if name == "pretrain":
-            step.add_argument("--layers", type=positive, default=4)
-            step.add_argument("--width", type=positive, default=128)
-            step.add_argument("--name", default="base", help="of the file that is made")
-        elif name in ("sample", "finetune", "evaluate"):
-            step.add_argument(
-                "--records",
-                type=Path,
-                nargs="*",
-                default=[],
-                metavar="FILE",
-                help="files of records, or exports of them (.jsonl)",
-            )
-        if name in ("finetune", "evaluate", "ablate"):
-            step.add_argument("--readings", type=Path, nargs="*", default=[], metavar="FILE")
-        if name in ("finetune", "evaluate"):
-            step.add_argument(
-                "--shipped", action="store_true", help="also the records that come with gtco"
-            )
-        if name == "measure":
-            step.add_argument("file", type=Path, metavar="FILE.records", help="made or continued")
-            step.add_argument("--stages", type=positive, default=64, help="so many; %(default)s")
-            step.add_argument("--trials", type=positive, default=16, help="of a stage in a turn")
-            step.add_argument("--threads", type=positive, default=available_threads())
-        if name == "finetune":
-            step.add_argument("--name", default="finetuned", help="of the file that is made")
-            step.add_argument("--base", default="base", help="the name of the base model")
-            step.add_argument(
-                "--seeds", type=positive, default=2, help="so many trainings on what was measured"
-            )
-            step.add_argument(
-                "--best-only", action="store_true", help="imitate the best sentences alone"
-            )
-        if name in ("evaluate", "ablate"):
-            step.add_argument("--json", type=Path, metavar="FILE")
-        if name in ("evaluate", "live"):
-            step.add_argument("--model", type=Path, default=SHIPPED, metavar="FILE")
-        if name == "live":
-            step.add_argument("file", type=Path, metavar="FILE.jsonl", help="made or continued")
-            step.add_argument("--stages", type=positive, default=12, help="so many; %(default)s")
-            step.add_argument("--trials", type=positive, default=64, help="of each; %(default)s")
-            step.add_argument("--most", type=positive, default=1000, help="of the search")
-            step.add_argument("--threads", type=positive, default=available_threads())
-            step.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
-        if name == "evaluate":
-            step.add_argument("--draws", type=positive, default=4, help="without masks, a stage")
-    return parser
-
-
 STEPS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "sample": sampling,
     "pretrain": pretraining,
@@ -413,4 +358,5 @@ STEPS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "evaluate": evaluating,
     "ablate": ablating,
     "live": searching,
+    "whole": comparing,
 }

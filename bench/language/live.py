@@ -15,11 +15,10 @@ that chose a config is thereby not what the config is judged by.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from random import Random
@@ -41,6 +40,7 @@ from gtco.tuning.result import StageResult
 from gtco.tuning.tune import tune
 from gtco.tuning.view import View
 
+from ..harness.lines import append, read
 from ..search.metaschedule import Search, Task, beside, programs
 from ..search.tvm_kernels import Program
 from .stages import Collected
@@ -217,51 +217,47 @@ def live(
     first = kernels[pick.config]
     task = Task(stage.canonical, 1, first, pick.seconds)
     rivals = [kernels[config] for config in configs]
-    theirs = None
+    theirs: dict[int, tuple[Program, float]] = {}
     if METASCHEDULE in trials:
-        begin = time.monotonic()
-        theirs = metaschedule(task, policy, trials[METASCHEDULE], seed)
-        took = time.monotonic() - begin
-    if theirs:
-        rivals.append(theirs)
-    read = beside(task, rivals, policy.target, policy.target.cores, END_SECONDS)
-    if isinstance(read, str):
-        raise UnsupportedError(f"{stage.label}: the last timing {read}")
-    times = {config: ratio for config, ratio in zip(configs, read, strict=False) if ratio}
+        theirs = metaschedule(task, policy, trials[METASCHEDULE], seed, seconds)
+    rivals += [made for made, _ in theirs.values()]
+    timed = beside(task, rivals, policy.target, policy.target.cores, END_SECONDS)
+    if isinstance(timed, str):
+        raise UnsupportedError(f"{stage.label}: the last timing {timed}")
+    times = {config: ratio for config, ratio in zip(configs, timed, strict=False) if ratio}
     ratios = {
         name: {k: times[c] for k, c in found.best.items() if c in times}
         for name, found in traces.items()
     }
     taken = {name: found.seconds for name, found in traces.items()}
-    if theirs and read[-1]:
-        ratios[METASCHEDULE] = {trials[METASCHEDULE]: read[-1]}
-        taken[METASCHEDULE] = {trials[METASCHEDULE]: took}
+    if theirs:
+        own = zip(theirs, timed[len(configs) :], strict=True)
+        ratios[METASCHEDULE] = {k: ratio for k, ratio in own if ratio}
+        taken[METASCHEDULE] = {k: took for k, (_, took) in theirs.items()}
     return Row(model, stage.label, stage.key, seed, ratios, taken)
 
 
-def metaschedule(task: Task, policy: AnalyticPolicy, trials: int, seed: int) -> Program | None:
-    """The best program of TVM's search; None if it has no right one."""
+def metaschedule(
+    task: Task, policy: AnalyticPolicy, trials: int, seed: int, seconds: float
+) -> dict[int, tuple[Program, float]]:
+    """The best program of TVM's search after so many trials, and the seconds until then. Empty if
+    it has no right one.
+    """
+    search = Search([task], policy.target, policy.target.cores)
     try:
-        found = Search([task], policy.target, policy.target.cores).run(trials, seed)
+        found = search.run(trials, seed, seconds)
     except UnsupportedError:
-        return None
-    return found.best[0][1] if 0 in found.best else None
+        return {}
+    most = len(found.trials)
+    best = {k: found.after(0, k) for k in (*(k for k in TRIALS if k < most), most)}
+    return {k: one for k, one in best.items() if one is not None}
 
 
 # files and figures --------------------------------------------------------------------------------
-def append(path: Path, row: Row) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(row)) + "\n")
-
-
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, which need not exist. A last line that was cut off is left out."""
+    """The rows of a file, which need not exist."""
     found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            data = json.loads(line)
-        except ValueError:
-            continue
+    for data in read(path):
         for name in ("ratios", "seconds"):
             data[name] = {s: {int(k): v for k, v in each.items()} for s, each in data[name].items()}
         found.append(Row(**data))

@@ -9,6 +9,7 @@ with those of the pick.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -51,17 +52,29 @@ class Task:
 @dataclass
 class Found:
     """The results of a search: the task and the seconds of each trial in order (infinite if it
-    failed), the best program of each task, and the failures in words.
+    failed), the best program of each task, and the failures in words. ``gains`` are the trials that
+    were a task's best so far, with their number; ``told`` the seconds from ``begin`` to each trial.
     """
 
     trials: list[tuple[int, float]] = field(default_factory=list)
     best: dict[int, tuple[float, Program]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    gains: dict[int, list[tuple[int, Program]]] = field(default_factory=dict)
+    told: list[float] = field(default_factory=list)
+    begin: float = field(default_factory=time.monotonic)
 
     def add(self, task: int, seconds: float, made: Program | None = None) -> None:
         self.trials.append((task, seconds))
+        self.told.append(time.monotonic() - self.begin)
         if made is not None and seconds < self.best.get(task, (inf, made))[0]:
             self.best[task] = seconds, made
+            self.gains.setdefault(task, []).append((len(self.trials), made))
+
+    def after(self, task: int, trials: int) -> tuple[Program, float] | None:
+        """A task's best program of the first ``trials`` of all, and the seconds that these took.
+        """
+        known = [made for number, made in self.gains.get(task, ()) if number <= trials]
+        return (known[-1], self.told[trials - 1]) if known else None
 
 
 class Search:
@@ -72,9 +85,12 @@ class Search:
         self.found = Found()
         self.built: dict[str, tuple[int, Program]] = {}
         self.serial = 0
+        self.end, self.over = inf, False
 
-    def run(self, trials: int, seed: int) -> Found:
-        """Runs so many trials in all; MetaSchedule's scheduler chooses the tasks."""
+    def run(self, trials: int, seed: int, seconds: float = inf) -> Found:
+        """Runs so many trials in all, or as many as ``seconds`` allow; MetaSchedule's scheduler
+        chooses the tasks.
+        """
         from tvm.s_tir import meta_schedule as ms
 
         with Workers(self.target.cores, command=WORKER) as workers:
@@ -82,18 +98,23 @@ class Search:
             scheduler = ms.task_scheduler.GradientBased(seed=seed)
             warm_up = min(WARM_UP, trials // 4)
             model = ms.cost_model.XGBModel(num_warmup_samples=warm_up)
-            scheduler.tune(
-                [self._context(number, seed) for number in range(len(self.tasks))],
-                [float(task.weight) for task in self.tasks],
-                trials,
-                trials,
-                BATCH,
-                builder,
-                runner,
-                [ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
-                ms.database.MemoryDatabase(),
-                model,
-            )
+            self.end = time.monotonic() + seconds
+            try:
+                scheduler.tune(
+                    [self._context(number, seed) for number in range(len(self.tasks))],
+                    [float(task.weight) for task in self.tasks],
+                    trials,
+                    trials,
+                    BATCH,
+                    builder,
+                    runner,
+                    [ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
+                    ms.database.MemoryDatabase(),
+                    model,
+                )
+            except RuntimeError:  # TVM's, for any exception of ours
+                if not self.over:
+                    raise
         return self.found
 
     def _context(self, number: int, seed: int) -> Any:
@@ -135,6 +156,9 @@ class Search:
         """The name of each module's program, and the reason if there is none."""
         import tvm
 
+        if time.monotonic() > self.end:  # its own loop knows no limit of time
+            self.over = True
+            raise RuntimeError("the time is over")
         named: dict[str, Any] = {}
         for module in modules:
             self.serial += 1

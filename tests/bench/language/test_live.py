@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from bench.harness.lines import append
 from bench.language import live
-from bench.language.language_model import SYSTEMS
 from bench.language.live import Drawn, Row
+from bench.language.options import SYSTEMS
 from gtco.codegen.workers import Workers
 from gtco.machine.target import detect
 from gtco.search.analytic import AnalyticPolicy
@@ -60,7 +61,7 @@ def test_a_file_that_was_cut_off_keeps_its_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "live.jsonl"
     assert live.read_rows(path) == []
     row = _row({"search": {1: 1.0}})
-    live.append(path, row)
+    append(path, row)
     path.write_text(path.read_text() + '{"model": "v')
     assert live.read_rows(path) == [row]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -64,6 +65,28 @@ def test_the_best_program_is_the_fastest_that_is_right() -> None:
         found.add(0, seconds, made)
     assert found.best[0] == (1.0, fast) and found.best[0][1] is fast
     assert [seconds for _, seconds in found.trials] == [2.0, 1.0, 1.5, inf]
+
+
+def test_the_best_program_after_so_many_trials_and_the_seconds_until_then() -> None:
+    found = Found(begin=time.monotonic() - 7)
+    slow, fast = Program(b"slow", ()), Program(b"fast", ())
+    for seconds, made in ((inf, None), (2.0, slow), (2.5, fast), (1.0, fast)):
+        found.add(0, seconds, made)
+    assert found.after(0, 1) is None and found.after(1, 4) is None
+    best = [found.after(0, k) for k in (2, 3, 4)]
+    assert [one[0] for one in best if one] == [slow, slow, fast]
+    assert all(one and 7 <= one[1] < 60 for one in best)
+
+
+def test_metaschedule_ends_when_its_time_is_over() -> None:
+    stage = _product()
+    policy = AnalyticPolicy(detect())
+    pick = policy.choose(stage)
+    assert pick is not None
+    with Workers(1) as workers:
+        first = programs(stage, [pick.config], policy.target, workers)[pick.config]
+    search = Search([Task(stage, 1, first, pick.seconds)], policy.target, threads=1)
+    assert search.run(1000, seed=1, seconds=0.0).trials == []
 
 
 def test_a_stage_without_a_right_program_fails_its_row() -> None:
