@@ -246,6 +246,7 @@ def searching(options: argparse.Namespace) -> int:
         options.seed,
         options.file,
         options.seconds,
+        options.each,
         say,
     )
     if rows:

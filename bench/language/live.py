@@ -313,10 +313,11 @@ def run(
     seed: int,
     path: Path,
     seconds: float,
+    each: float,
     say: Callable[[str], None],
 ) -> list[Row]:
     """All rows of ``path`` after measuring those stages that it has not, until the ``seconds`` are
-    over.
+    over; a search takes at most ``each``.
     """
     end = time.monotonic() + seconds
     done = {(row.key, row.seed) for row in read_rows(path)}
@@ -324,7 +325,7 @@ def run(
         for model, stage in chosen:
             if (stage.key, seed) in done or time.monotonic() > end:
                 continue
-            left = max(end - time.monotonic(), 1.0)
+            left = min(each, max(end - time.monotonic(), 1.0))
             row = live(model, stage, policy, workers, weights, trials, seed, left)
             append(path, row)
             say(f"{model}: {stage.label}")

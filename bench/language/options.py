@@ -91,6 +91,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
                 "--most", type=positive, default=1000, help="of the search and of MetaSchedule"
             )
             step.add_argument("--threads", type=positive, default=available_threads())
+            step.add_argument("--each", type=positive, default=HOUR, help="seconds of a search")
             step.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
         if name == "whole":
             step.add_argument("file", type=Path, metavar="FILE.jsonl", help="made or continued")
