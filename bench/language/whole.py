@@ -58,7 +58,7 @@ def measure(
 ) -> Row:
     """One model's row; the search may take so many ``seconds``."""
     work = prepare(name, folder, threads)
-    (analytic,), _ = candidates(work, (), threads)
+    (analytic, judge), _ = candidates(work, ("onnxruntime",), threads)
     took, libraries = {UNTUNED: work.build.seconds}, {UNTUNED: Path(str(work.build.library))}
     with no_shipped_records():
         made = _compile(work, folder, SEARCH, threads, tune=Tune(seconds=seconds))
@@ -77,8 +77,7 @@ def measure(
             made = _compile(work, folder, named(count), threads, **how)
             libraries[named(count)], took[named(count)], _ = made
     rivals = [Contender(s, {**analytic.job, "library": str(p)}) for s, p in libraries.items()]
-    judge, _ = candidates(work, ("onnxruntime",), threads)
-    seen = compare([*rivals, judge[1]], ROUNDS, budget=1.0)
+    seen = compare([*rivals, judge], ROUNDS, budget=1.0)
     if failed := [m for m in seen.measurements if m.error]:
         raise RuntimeError(f"{name}, {failed[0].system}: {failed[0].error}")
     times = {m.system: 1e3 * m.median for m in seen.measurements if m.system in libraries}

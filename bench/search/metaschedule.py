@@ -52,12 +52,11 @@ class Task:
 @dataclass
 class Found:
     """The results of a search: the task and the seconds of each trial in order (infinite if it
-    failed), the best program of each task, and the failures in words. ``gains`` are the trials that
-    were a task's best so far, with their number; ``told`` the seconds from ``begin`` to each trial.
+    failed), and the failures in words. ``gains`` are the trials that were a task's best so far,
+    with their number; ``told`` the seconds from ``begin`` to each trial.
     """
 
     trials: list[tuple[int, float]] = field(default_factory=list)
-    best: dict[int, tuple[float, Program]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     gains: dict[int, list[tuple[int, Program]]] = field(default_factory=dict)
     told: list[float] = field(default_factory=list)
@@ -67,8 +66,13 @@ class Found:
         self.trials.append((task, seconds))
         self.told.append(time.monotonic() - self.begin)
         if made is not None and seconds < self.best.get(task, (inf, made))[0]:
-            self.best[task] = seconds, made
             self.gains.setdefault(task, []).append((len(self.trials), made))
+
+    @property
+    def best(self) -> dict[int, tuple[float, Program]]:
+        """The seconds and the program of each task's last gain."""
+        last = {task: gains[-1] for task, gains in self.gains.items()}
+        return {task: (self.trials[number - 1][1], made) for task, (number, made) in last.items()}
 
     def after(self, task: int, trials: int) -> tuple[Program, float] | None:
         """A task's best program of the first ``trials`` of all, and the seconds that these took.
