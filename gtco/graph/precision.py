@@ -5,8 +5,8 @@ else stays float32.
     after:  n = layer_norm(x)    h = cast(n) {bfloat16}    y = matmul(h, W'), W' in bfloat16
 
 matmul, attention (q, k and v) and conv2d make float32 results of narrow operands. Sums, softmax,
-normalisation, attention's masks, the residual stream, and the model's inputs and outputs keep their
-precision.
+normalisation, attention's masks, the residual stream of tokens, and the model's inputs and outputs
+keep their precision.
 
 float16 ends at 65504. A contraction with a larger constant operand stays in float32. A larger
 computed value becomes an infinity, as in other engines; nothing is saturated, so the overflow is
@@ -17,6 +17,13 @@ that computes the tensor, before any movement, and only once for all readers.
 
     before: s = slice(q)    r = permute(s)               a = attention(r, ...)
     after:  h = cast(q)     s = slice(h)    r = permute(s)    a = attention(r, ...)
+
+An image that a convolution reads is stored as narrow even if others read it too, as a residual sum
+does, and so is one of which only the pooled maximum is narrow. In float32 such images of a ResNet
+fill no cache, and their memory, not the multiplications, limits its 1x1 convolutions.
+
+    before: h = cast(x)    y = conv2d(h, W')    z = add(t, x)
+    after:  h = cast(x)    y = conv2d(h, W')    w = cast(h) {float32}    z = add(t, w)
 
 The fusion search decides which stage a cast joins: the one before it, as an epilogue, or the one
 after it, as a prologue.
@@ -45,6 +52,7 @@ Cost = Callable[[Stage], float]  # seconds of a stage, infinite if no kernel can
 # Movement, which does not change bits, by the inputs that it moves.
 _FIRST = frozenset("identity reshape permute slice broadcast roll gather".split())
 _MOVES = _FIRST | {"concat", "pad"}
+IMAGE = 4  # axes of an image with its batch
 
 
 def narrow_operands(
@@ -143,7 +151,36 @@ class _Narrowing:
                 continue
             inputs = [self.rounded(x) if i in narrow else x for i, x in enumerate(op.inputs)]
             self.graph.put(Operator(op.kind, tuple(inputs), output, op.type, op.attrs, op.name))
+        for output in reversed(list(self.graph.prune().operators)):
+            self.store_narrow(output)
         return self.graph.prune()
+
+    def store_narrow(self, tensor: str) -> None:
+        """Makes all readers of an image read its rounded twin, if that loses nothing that a
+        convolution or a maximum would not lose too. Readers of its readers were asked first.
+        """
+        graph = self.graph
+        readers = graph.consumers(tensor)
+        if len(graph.types[tensor].shape) != IMAGE or tensor in graph.outputs:
+            return
+        half = self.half.get(tensor)
+        if half is not None and any(r.kind == "conv2d" for r in graph.consumers(half)):
+            others = [r for r in readers if r.output != half]
+        elif graph.types[tensor].dtype == "float32" and all(map(self.narrow_maximum, readers)):
+            half, others = self.rounded(tensor), readers
+        else:
+            return
+        if others:
+            wide = graph.add("cast", (half,), graph.types[tensor], name=self.called(tensor))
+            for op in others:
+                inputs = tuple(wide if x == tensor else x for x in op.inputs)
+                graph.put(Operator(op.kind, inputs, op.output, op.type, op.attrs, op.name))
+
+    def narrow_maximum(self, op: Operator) -> bool:
+        """True if the operator is a pooled maximum whose result is only read rounded."""
+        readers = self.graph.consumers(op.output)
+        twin = self.half.get(op.output)
+        return op.kind == "max_pool2d" and [r.output for r in readers] == [twin]
 
     def read_by_contractions(self, tensor: str) -> bool:
         """True if only contractions read the tensor, directly or through movement. Readers are
