@@ -224,10 +224,14 @@ class NestLoops:
         """sums[rows, columns] (+)= A[rows, kc] x B[kc, columns], accumulators in registers."""
         em, nest = self.em, self.nest
         depth, runs = self.steps(at)
+        # If each block of rows meets all panels, they lie in L2 from the first one on. A prefetch
+        # takes a load's port, of which tiles need many.
+        once = self.kind.in_tiles and nest.order == "rows"
 
         def step(k: Expr) -> None:
             if nest.prefetch != "none":
-                self._next_of_b(at, em.index(depth * runs), k)
+                with em.when(at.part == 0 if once else True):
+                    self._next_of_b(at, em.index(depth * runs), k)
                 self._next_rows(at, rows, k)
             if nest.prefetch == "both":
                 self._soon_of_b(at, k)

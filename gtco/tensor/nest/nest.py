@@ -9,6 +9,7 @@ from math import ceil, lcm
 
 from gtco.tensor.emit.scratch import ALIGN, Piece
 from gtco.tensor.intrinsics.table import NIBBLES, Kind, Layout, MicroKernel
+from gtco.tensor.intrinsics.tiles import DRAIN
 from gtco.tensor.nest.shape import TaskShape, cut
 from gtco.tensor.stage import INT4, ITEM_BYTES, item_bytes
 
@@ -221,7 +222,8 @@ class Nest:
         """The micro-kernel of a block of average height, and its work."""
         blocks = self.shape.task_blocks
         height = self.shape.covered(self.row, blocks) / blocks
-        return self.row.kernel_of(ceil(height)), self.row.work(height, self.kc)
+        depth = self.kc + (DRAIN if self.row.kind.in_tiles else 0)
+        return self.row.kernel_of(ceil(height)), self.row.work(height, depth)
 
     def pieces(self) -> Iterator[Piece]:
         """The scratch of a thread: copies of A and B, and the tiles of C."""

@@ -174,7 +174,7 @@ class Attention(AttentionFacts):
             Extra("vector", b * chunks * keys * e, head[2]),
             Extra("exp", b * m, keys * (WEIGHTS[self.operand] - fewer)),
             Extra("vector", b * m, bias + rounding + 40),
-            Extra("vector", b * m * keys * 2 if tile.kind.in_tiles else 0),
+            Extra("vector", b * m * keys if tile.kind.in_tiles else 0),
             Extra("fma", CONFIGURING * shape.configurations(tile, shape.tasks, b)),
         )
 

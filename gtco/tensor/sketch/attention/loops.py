@@ -14,7 +14,7 @@ from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.emit import vector_math
 from gtco.tensor.emit.arithmetic import is_nan
 from gtco.tensor.emit.bfloat16 import convert, literal, rounded_weight
-from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments, lanes_of
 from gtco.tensor.emit.fold import add, fold, fold_vectors
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
@@ -61,6 +61,7 @@ class AttentionLoops:
         self.biased = len(self.op.inputs) > 3
         # weights are powers of 2: without a bias, the scale contains the factor log2(e)
         self.scale = self.op["scale"] * (1.0 if self.biased else vector_math.LOG2E)
+        self.scaled_late = kind.in_tiles and not self.biased and self.scale != 0
         self.shape = sketch.shape(config)
         self.key_vectors, self.value_vectors = ceil(self.n / lanes), ceil(self.e / lanes)
         rows = self.shape.heights[0]
@@ -284,13 +285,10 @@ class AttentionLoops:
 
     def top_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
         """scores[i] += bias; top[i] = max(scores[i]). Whole vectors are processed, and padding
-        columns are masked. Scores of the tile unit are scaled first.
+        columns are masked. Scores of the tile unit are scaled here if a bias is added; else they
+        are read scaled, which saves storing them.
         """
         em, lanes, n = self.em, self.lanes, self.n
-        if self.kind.in_tiles:
-            with em.loop(self.key_vectors, "p") as p:
-                scaled = em.load_vector(self.scores, [i, p * lanes]) * em.splat(self.scale)
-                em.store_vector(self.scores, [i, p * lanes], scaled)
         if self.biased:
             whole = n // lanes
             if whole:
@@ -299,14 +297,22 @@ class AttentionLoops:
             if n % lanes:
                 with em.vector(n % lanes) as v:
                     self.add_bias(batch, start, i, whole * lanes + v)
+        elif self.kind.in_tiles and not self.scaled_late:
+            with em.loop(self.key_vectors, "p") as p:
+                em.store_vector(self.scores, [i, p * lanes], em.splat(0.0))
         if n % lanes:  # so that the weights of padding are 0 if any score is finite
+            least = -inf if self.scale > 0 or not self.scaled_late else inf
             with em.vector(lanes - n % lanes) as v:
-                em.store(self.scores, [i, n + v], tirx.const(-inf, "float32"))
+                em.store(self.scores, [i, n + v], tirx.const(least, "float32"))
 
         # A maximum may drop a NaN. The weight of that score is NaN all the same, and so is the sum.
         length = self.key_vectors * lanes
-        top = fold(em, length, lambda j: em.load(self.scores, [i, j]), T.max, -inf)
+        top = fold(em, length, lambda j: self.scaled(em.load(self.scores, [i, j])), T.max, -inf)
         em.store(self.top, [i], top)
+
+    def scaled(self, score: Expr) -> Expr:
+        """A score as it is read: times the scale if that was not done before."""
+        return score * self.em.splat(self.scale, lanes_of(score)) if self.scaled_late else score
 
     def weights_row(self, i: Expr) -> None:
         """weights[i] = exp(scores[i] - top[i]), inverse[i] = 1 / sum. With ``guarded``, both are 0
@@ -316,7 +322,7 @@ class AttentionLoops:
         top = em.let(em.load(self.top, [i]), "top")
 
         def weight(p: Expr) -> Expr:
-            below = em.load_vector(self.scores, [i, p * lanes]) - em.splat(top)
+            below = self.scaled(em.load_vector(self.scores, [i, p * lanes])) - em.splat(top)
             if self.biased:
                 below = below * em.splat(vector_math.LOG2E)
             value = vector_math.exp2_nonpositive(em, below, 3 if self.rounds else 5)
@@ -346,7 +352,10 @@ class AttentionLoops:
     def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
         em, hidden = self.em, self.op.get("hidden")
         bias = em.let(self.operand(3, batch, start + i, column), "bias")
-        score = em.load(self.scores, [i, column]) + bias
+        score = em.load(self.scores, [i, column])
+        if self.kind.in_tiles:
+            score = score * tirx.const(self.scale, "float32")
+        score = score + bias
         if hidden is not None:  # such a bias replaces every score, NaN and infinities included
             score = tirx.Select(bias <= tirx.const(hidden, "float32"), bias, score)
         em.store(self.scores, [i, column], score)

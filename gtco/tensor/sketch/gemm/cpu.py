@@ -165,7 +165,8 @@ class Gemm(GemmFacts):
         if "kc" not in chosen:
             return Decision("kc", "block", self.depth_options)
         if "order" not in chosen and self.reorders(chosen):
-            return Decision("order", "order", ("panels", "rows"), unsaid="panels")
+            role = "operand" if tile.kind.in_tiles else "order"
+            return Decision("order", role, ("panels", "rows"), unsaid="panels")
         if "mc" not in chosen and (options := self.height_options(chosen)):
             return Decision("mc", "block", options)
         if "prefetch" not in chosen:
