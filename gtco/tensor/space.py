@@ -35,7 +35,8 @@ SKETCH = "sketch"  # the name of the first decision
 # - operand: the place from which an operand is read;
 # - block: extents of a loop that stay in a cache;
 # - overlap: whether and how memory is read ahead of its use, the overlapping option first;
-# - order: the outer one of two loops, the usual order first.
+# - order: the outer one of two loops, the usual order first;
+# - loops: the same, if none is usual.
 Role = Literal[
     "structure",
     "micro-kernel",
@@ -46,6 +47,7 @@ Role = Literal[
     "block",
     "overlap",
     "order",
+    "loops",
 ]
 
 

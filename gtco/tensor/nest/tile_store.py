@@ -63,7 +63,7 @@ class TileStore:
         else:
             with em.loop(height, "row", rolled=not isinstance(height, int)) as i:
                 m = em.let_index(start + i, "m")
-                for j in range(0, columns, self.step(columns)):
+                for j in range(0, columns, max(LINE, self.step(columns))):
                     self._prefetch(m, panel * columns + j)
 
     def _prefetch(self, m: Expr, n: Expr) -> None:

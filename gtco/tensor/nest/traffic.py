@@ -13,7 +13,7 @@ from gtco.tensor.stage import ITEM_BYTES
 from gtco.tensor.workload import Layer, Stream
 
 PAGE = 4096  # bytes of the addresses that choose a set of L1
-REACH = 64  # pages whose addresses a core keeps at hand (96 on a Granite Rapids, 72 on a Zen 4)
+REACH = 64  # pages whose addresses a core keeps at hand; it has room for 96 on a Granite Rapids
 
 
 def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
@@ -97,14 +97,14 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
         overlapped=ahead and direct and nest.a.stride == k and kblocks == 1,
     )
     # A line is fetched before it is written, and the line that it replaces is written back. A
-    # prefetcher does so from the second line of a run, which is a row of a tile or, if the pages of
-    # all rows are within reach until the next panel, a row of the task.
-    width = stored_c * columns
-    pages = min(rows, rows * stored_c * n / PAGE)
-    tiled = tile.kind.in_tiles
-    near = tiled and (nest.order == "rows" or pages <= REACH)
-    touched = task_c * (max(1.0, CACHE_LINE / width) if tiled else 1.0)  # a line of several panels is written by each
-    run = width * (panels if near else 1)
+    # prefetcher does so from the second line of a run, which is a row of a tile. Stores delay the
+    # tile unit more: there a run is a row of the task if blocks of rows meet all panels, or if the
+    # pages of all rows stay at hand until the next panel; and a line of two panels is stored twice.
+    width, run, touched = stored_c * columns, stored_c * columns, task_c
+    if tile.kind.in_tiles:
+        pages = rows * min(1.0, stored_c * n / PAGE)
+        run *= panels if nest.order == "rows" or pages <= REACH else 1
+        touched *= max(1.0, CACHE_LINE / width)
     fetched = Stream(2 * touched * min(1.0, CACHE_LINE / run), whole_c, handed=True)
     task = Layer(1, (), (fetched, Stream(touched, whole_c, handed=True)), shape.tasks)
     return micro, panel, block, task

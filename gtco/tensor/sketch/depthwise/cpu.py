@@ -90,7 +90,7 @@ class Depthwise:
         return geometry(self.op, shape_of(self.stage, self.op.inputs[0]), (int(kh), int(kw)))
 
     @cached_property
-    def around(self) -> tuple[float, cost.Vectors]:
+    def around(self) -> window.Around:
         return window.around(self.stage, self.op, self.tail, self.target.lanes)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:

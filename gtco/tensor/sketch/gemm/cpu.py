@@ -68,7 +68,7 @@ from gtco.tensor.sketch.shared.tiling import (
     tile_decision,
     tile_options,
 )
-from gtco.tensor.space import Config, Decision, Option, Program, Rejection
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Role
 from gtco.tensor.stage import INT4, Stage
 from gtco.tensor.workload import Extra, Workload
 
@@ -165,7 +165,7 @@ class Gemm(GemmFacts):
         if "kc" not in chosen:
             return Decision("kc", "block", self.depth_options)
         if "order" not in chosen and self.reorders(chosen):
-            role = "operand" if tile.kind.in_tiles else "order"
+            role: Role = "loops" if tile.kind.in_tiles else "order"
             return Decision("order", role, ("panels", "rows"), unsaid="panels")
         if "mc" not in chosen and (options := self.height_options(chosen)):
             return Decision("mc", "block", options)

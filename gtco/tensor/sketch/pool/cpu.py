@@ -13,7 +13,6 @@ from math import ceil, inf, nan
 from tvm import tirx
 
 from gtco.machine.target import Target
-from gtco.tensor import cost
 from gtco.tensor.analysis.chains import (
     Epilogue,
     anchor,
@@ -64,7 +63,7 @@ class Pool:
         return geometry(self.op, shape_of(self.stage, self.op.inputs[0]), self.op["kernel"])
 
     @cached_property
-    def around(self) -> tuple[float, cost.Vectors]:
+    def around(self) -> window.Around:
         return window.around(self.stage, self.op, self.tail, self.target.lanes)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
@@ -81,7 +80,7 @@ class Pool:
     def workload(self, config: Config) -> Workload:
         if self.channels_first:
             tasks = ceil(pool_rows.units(self.geometry) / config["rows"])
-            passes = pool_rows.passes(self.geometry, self.around[0])
+            passes = pool_rows.passes(self.geometry, self.around.before)
             return streaming_workload(self.stage, self.target, tasks, passes)
         return window.workload(self.around, self.geometry, self.target, config)
 

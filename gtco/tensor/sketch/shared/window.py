@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import ceil, prod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tvm import tirx
 
 from gtco.machine.target import Target
 from gtco.tensor import cost
-from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.analysis.chains import Epilogue, ancestors
 from gtco.tensor.analysis.indices import floormod
 from gtco.tensor.analysis.window import Geometry
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
@@ -36,7 +36,7 @@ from gtco.tensor.emit.scratch import Scratch
 from gtco.tensor.sketch.shared.streaming import rows_per_task, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.sketch.shared.window_groups import mix
 from gtco.tensor.space import Config, Decision, Option
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, item_bytes
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 LONG_EPILOGUE = 8.0  # vector instructions of an epilogue that is worth a loop over the columns
@@ -104,14 +104,33 @@ def rows_count(g: Geometry, chunk: int) -> int:
     return g.output[0] * ceil(g.output[3] / chunk) * g.output[1]
 
 
-def around(stage: Stage, op: Operator, tail: Epilogue, lanes: int) -> tuple[float, cost.Vectors]:
-    """Vector instructions on one vector before the window, and behind it, whatever the config."""
+class Around(NamedTuple):
+    """What a stage does around its window: vector instructions on one vector before it and behind
+    it, and the bytes of an element as it is read and written.
+    """
+
+    before: float
+    behind: cost.Vectors
+    read: float
+    written: float
+
+
+def around(stage: Stage, op: Operator, tail: Epilogue, lanes: int) -> Around:
+    """What the stage does around its window ``op``, whatever the config."""
     others = [o for o in stage.operators if o != op and o not in tail.operators]
-    return cost.vectors(stage, others, lanes).total, cost.epilogue_vectors(tail, lanes)
+    source, types = op.inputs[0], stage.types
+    names = {source, *(x for o in ancestors(stage, source) for x in o.inputs)}
+    whole = [x for x in names - stage.producers.keys() if types[x].size >= types[source].size]
+    return Around(
+        cost.vectors(stage, others, lanes).total,
+        cost.epilogue_vectors(tail, lanes),
+        sum(map(item_bytes, (types[x].dtype for x in whole))) or ITEM_BYTES[types[source].dtype],
+        item_bytes(stage.output.type.dtype),
+    )
 
 
 def workload(
-    beside_window: tuple[float, cost.Vectors], g: Geometry, target: Target, config: Config
+    beside_window: Around, g: Geometry, target: Target, config: Config
 ) -> Workload:
     chunk, columns = config["channels"], config["columns"]
     units = rows_count(g, chunk)
@@ -121,19 +140,19 @@ def workload(
     # a tap is one multiply-add; the loads of a block's inputs and weights are shared by its columns
     span = (columns - 1) * g.strides[1] + (g.kernel[1] - 1) * g.dilation[1] + 1
     loads = g.kernel[0] * (min(span, columns * g.kernel[1]) + g.kernel[1]) / columns
-    before, behind = beside_window
+    before, behind, read, written = beside_window
     inputs = g.group[0]
     loads *= 0.5 + before + (0.5 * inputs if g.group != (1, 1) else 0)  # plus a shuffle an input
     vectors = outputs * (prod(g.kernel) * inputs + loads + 1)
     # wide chunks stream, narrow ones hop from pixel to pixel
     vectors += BLOCK_COST * g.output[2] / columns
-    image = 4.0 * prod(g.source)
-    window_rows = 4.0 * g.source[2] * chunk * (g.kernel[0] + 1)
-    step = 4.0 * g.source[2] * chunk * g.strides[0]
+    image = read * prod(g.source)
+    window_rows = read * g.source[2] * chunk * (g.kernel[0] + 1)
+    step = read * g.source[2] * chunk * g.strides[0]
     row = Layer(
         units / tasks,
         (Stream(step, image, handed=True), Stream(step * max(g.kernel[0] - 1, 0), window_rows)),
-        (Stream(4.0 * g.output[2] * chunk, 4.0 * prod(g.output), handed=True),),
+        (Stream(written * g.output[2] * chunk, written * prod(g.output), handed=True),),
     )
     flops = 2.0 * prod(g.output) * prod(g.kernel) * inputs
     beside = (Extra("vector", outputs, behind.vector), Extra("exp", outputs, behind.exp))
