@@ -39,6 +39,9 @@ UNEVEN = 0.02  # threads end a step apart by this share of a task, since cores a
 # Another stage's micro-kernel is taken over if it has this share of the fastest one's rate.
 NEARLY = 0.97
 CUTS = ("parallel", "grain", "block")  # roles of decisions that follow from the sizes
+# Share of the first overlapped loads of a task that it waits for: nothing computes yet. They may be
+# there already, since the task before asks for what lies next.
+FILL = 0.4
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
 
 
@@ -266,7 +269,7 @@ class AnalyticPolicy(PricingPolicy):
             waves *= ceil(layer.parallel / self.target.cores)  # eq. 6, 7
         cores = min(self.target.cores, max(tasks, 1))
         # Seconds of transfers; the hidden ones go on beside computing.
-        first = waiting = hidden = 0.0
+        first = waiting = hidden = shown = 0.0
         for iterations, loads, stores, _, overlapped in work.layers:
             load = sum(self.transfer(stream, cores) for stream in loads)
             store = sum(self.transfer(stream, cores) for stream in stores)
@@ -275,7 +278,9 @@ class AnalyticPolicy(PricingPolicy):
             time *= iterations
             waiting = iterations * (waiting + store + (0.0 if overlapped else load))
             hidden = iterations * (hidden + (load if overlapped else 0.0))
-        step = max(time, hidden) + (1 - HIDDEN) * min(time, hidden)  # eq. 5
+            shown += FILL * load if overlapped else 0.0
+        hidden -= shown
+        step = shown + max(time, hidden) + (1 - HIDDEN) * min(time, hidden)  # eq. 5
         apart = UNEVEN if tasks > 1 else 0.0
         time = (waves + apart) * (first + waiting + step)
         return time, ceil(tasks / self.target.cores) / max(tasks, 1)

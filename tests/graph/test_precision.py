@@ -18,7 +18,7 @@ from gtco.tensor.stage import Stage, TensorType
 from tests.graphs import build, weights
 
 CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "layout": "NHWC"}
-
+DENSE = {"groups": 1, **CONVOLUTION}
 
 ROUNDINGS = {"bfloat16": 2.0**-6, "float16": 2.0**-9}  # a few roundings of 2^-9 or 2^-12 each
 
@@ -143,6 +143,53 @@ def test_convolutions(dtype: str) -> None:
         if op.kind == "conv2d"
     }
     assert used == {1: dtype, 16: "float32", 4: "float32", 2: dtype}
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS)
+def test_an_image_is_stored_narrow_for_all_its_readers(dtype: str) -> None:
+    def body(g: Graph, x: str) -> str:
+        first = g.add("relu", (g.add("conv2d", (x, weights(g, 8, 8, 3, 3)), **DENSE),))
+        second = g.add("conv2d", (first, weights(g, 8, 8, 3, 3)), **DENSE)
+        total = g.add("add", (g.add("relu", (second,)), first))
+        return g.add("conv2d", (total, weights(g, 4, 8, 3, 3)), **DENSE)
+
+    after = halved(build(body, (1, 6, 5, 8)), dtype)
+    assert of_dtype(after, dtype) == {"cast": 3}
+    (wide,) = (o for o in after.operators.values() if o.kind == "cast" and o.type.dtype != dtype)
+    assert after.types[wide.inputs[0]].dtype == dtype
+    (total,) = (o for o in after.operators.values() if o.kind == "add")
+    assert wide.output in total.inputs
+
+
+def test_an_image_that_is_an_output_stays_float32() -> None:
+    graph = Graph(("x",), (), {"x": TensorType((1, 6, 5, 8))})
+    first = graph.add("conv2d", ("x", weights(graph, 8, 8, 3, 3)), **DENSE)
+    second = graph.add("conv2d", (first, weights(graph, 8, 8, 3, 3)), **DENSE)
+    graph.add("add", (first, second), output="y")
+    graph.outputs = (first, "y")
+    after = halved(graph.prune().check())
+    assert of_dtype(after, "bfloat16") == {"cast": 2}
+    assert of_dtype(after, "float32") == {"conv2d": 2, "add": 1}
+
+
+def test_a_maximum_of_a_rounded_image_loses_nothing() -> None:
+    """What is pooled is rounded too, so its memory may be rounded before."""
+
+    def body(g: Graph, x: str) -> str:
+        image = g.add("conv2d", (x, weights(g, 8, 8, 3, 3)), **DENSE)
+        shape = TensorType((1, 6, 5, 8))
+        pooled = g.add(
+            "max_pool2d", (image,), shape, kernel=(3, 3), **CONVOLUTION
+        )
+        a, b = (g.add("conv2d", (pooled, weights(g, 4, 8, 3, 3)), **DENSE) for _ in range(2))
+        return g.add("add", (a, b))
+
+    after = halved(build(body, (1, 6, 5, 8)))
+    assert of_dtype(after, "bfloat16") == {"cast": 3}
+    (pool,) = (o for o in after.operators.values() if o.kind == "max_pool2d")
+    wide = after.producer(pool.inputs[0])
+    assert wide is not None and wide.kind == "cast"
+    assert after.types[wide.inputs[0]].dtype == "bfloat16"
 
 
 def test_indices_of_a_gather_are_not_rounded() -> None:

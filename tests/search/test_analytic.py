@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtco.machine.target import CACHE_LINE, MemoryLevel, Target, target
-from gtco.search.analytic import HIDDEN, TILES_KEPT, UNEVEN, AnalyticPolicy
+from gtco.search.analytic import FILL, HIDDEN, TILES_KEPT, UNEVEN, AnalyticPolicy
 from gtco.search.calibration.rates import LAUNCH, WORK, RateTable, default_rate
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, configs
@@ -123,12 +123,19 @@ def test_short_runs_wait_for_each_line() -> None:
 SEEN = 1 - HIDDEN  # the share of the shorter of loading and computing that delays
 
 
+def hiding(times: int, computing: float, loading: float) -> float:
+    """Seconds of a loop whose loads take less time than its work."""
+    return times * computing + FILL * loading + SEEN * (times - FILL) * loading
+
+
 def test_loads_hide_behind_computing() -> None:
-    """Eq. 5: one latency, then the longer of loading and computing, and a store each time."""
+    """Eq. 5: one latency, then the longer of loading and computing, and a store each time. Nothing
+    hides a part of the first load.
+    """
     store = Stream(20, 0, "L2")
-    wanted = 2.0 + 5 * (3.0 + SEEN * 1.0 + 0.4)
+    wanted = 2.0 + hiding(5, 3.0, 1.0) + 5 * 0.4
     assert seconds(Layer(5, (L2,), (store,))) == pytest.approx(wanted)
-    slow = 20.0 + 5 * (5.0 + SEEN * 3.0)  # memory takes longer
+    slow = 20.0 + 5 * 5.0 + SEEN * 5 * 3.0  # memory takes longer
     assert seconds(Layer(5, (DRAM,))) == pytest.approx(slow)
 
 
@@ -137,7 +144,7 @@ def test_the_barrier_is_the_tables() -> None:
     table = RateTable(TOY, (("unit", 2.0),), launch=0.25)
     chooser = AnalyticPolicy(replace(TOY, cores=1), table)
     work = Workload("unit", 6.0, (Layer(5, (L2,)),), 0.0)
-    assert chooser.seconds(work) == pytest.approx(0.25 + 2.0 + 5 * (3.0 + SEEN * 1.0))
+    assert chooser.seconds(work) == pytest.approx(0.25 + 2.0 + hiding(5, 3.0, 1.0))
     shape = TensorType((4, 4))
     assert chooser.floor(Operator("relu", ("x",), "y", shape), {"x": shape, "y": shape}) == 0.25
     assert AnalyticPolicy(TOY).rates.launch == LAUNCH
@@ -149,7 +156,7 @@ def test_work_beside_belongs_to_every_iteration() -> None:
     chooser = AnalyticPolicy(replace(TOY, cores=1), table)
     beside = (Extra("other", 2.0, 4.0),)  # 2 seconds an iteration
     work = Workload("unit", 6.0, (Layer(5, (L2,)),), 0.0, beside=beside)
-    assert chooser.seconds(work) == pytest.approx(LAUNCH + 2.0 + 5 * (5.0 + SEEN * 1.0))
+    assert chooser.seconds(work) == pytest.approx(LAUNCH + 2.0 + hiding(5, 5.0, 1.0))
 
 
 def test_without_overlap_nothing_hides() -> None:
@@ -161,13 +168,16 @@ def test_layers_nest() -> None:
     latency counts once for a task.
     """
     inner, waiting = Layer(2, (L2,)), Layer(3, (L2,), overlapped=False)
-    wanted = 2.0 + 2.0 + 3 * (1.0 + 2 * (3.0 + SEEN * 1.0))
+    wanted = 2.0 + 2.0 + 3 * 1.0 + hiding(6, 3.0, 1.0)
     assert seconds(inner, waiting) == pytest.approx(wanted)
-    long = 22.0 + 3 * (7.0 + SEEN * 6.0)  # 2 * 1 s out of L2 and 5 s of memory, beside 2 * 3 s
+    # 2 * 1 s out of L2 and 5 s of memory, beside 2 * 3 s; both first loads wait
+    shown = FILL * (1.0 + 5.0)
+    computing, loading = 3 * 2 * 3.0, 3 * (2 * 1.0 + 5.0) - shown
+    long = 22.0 + shown + max(computing, loading) + SEEN * min(computing, loading)
     assert seconds(inner, Layer(3, (DRAM,))) == pytest.approx(long)
     tasks = Layer(1, parallel=4)  # two waves on two cores
     assert seconds(inner, tasks, threads=2) == pytest.approx(
-        (2 + UNEVEN) * (2.0 + 2 * (3.0 + SEEN * 1.0))
+        (2 + UNEVEN) * (2.0 + hiding(2, 3.0, 1.0))
     )
 
 

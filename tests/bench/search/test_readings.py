@@ -25,9 +25,9 @@ from gtco.tensor.space import Config
 # The shares of the best config that the policy reaches on each machine, rounded down: the geometric
 # mean and the worst stage of its picks, and the mean after the tuner's first proposals.
 FLOORS = {
-    "granite-rapids": (0.95, 0.85, 0.975),
-    "emerald-rapids": (0.965, 0.87, 0.985),
-    "zen-4": (0.95, 0.87, 0.985),
+    "granite-rapids": (0.96, 0.78, 0.98),
+    "emerald-rapids": (0.975, 0.87, 0.985),
+    "zen-4": (0.97, 0.91, 0.985),
     "zen-5": (0.975, 0.915, 0.99),
 }
 

@@ -55,6 +55,18 @@ SIZES = [
 ]
 OTHERS = {
     **STAGES,
+    "lines_of_output": chain(
+        {"x": half(45, 33), "w": half(33, 96)},
+        ("matmul", "x w", "c", T((45, 96)), {}),
+        ("cast", "c", "y", half(45, 96), {}),
+    ),
+    "parts_of_lines": chain(  # heads of 48 columns
+        {"x": half(45, 33), "w": half(33, 96)},
+        ("matmul", "x w", "c", T((45, 96)), {}),
+        ("reshape", "c", "r", T((45, 2, 48)), {}),
+        ("permute", "r", "p", T((2, 45, 48)), {"axes": (1, 0, 2)}),
+        ("cast", "p", "y", half(2, 45, 48), {}),
+    ),
     "columns_side_by_side": chain(
         {"x": half(45, 33), "w": half(33, 70)},
         ("matmul", "x w", "c", T((45, 70)), {}),
@@ -157,6 +169,8 @@ HEADS = {
     "several_blocks": heads(37, 70, 64, 64),
     "long_sums": heads(17, 33, 300, 40),
     "one_row": heads(1, 197, 64, 64),
+    "negative_scale": heads(18, 21, 16, 8, scale=-0.4),
+    "no_scale": heads(5, 21, 16, 8, scale=0.0),
 }
 
 
