@@ -32,9 +32,10 @@ SIDE = 2  # most tiles of C side by side, and one below the other
 C, A, B = (0, 1, 2, 3), (4, 5), (6, 7)  # the registers
 PREFIX = "gtco_tile_"
 MULTIPLY = {"bfloat16": "multiply", "int8": "multiply8"}  # the function, by B's dtype
-# Steps of k in the time that a micro-kernel takes beside its products, about 40 ns: its sums are
-# set to zero, and the last ones reach memory before an epilogue reads them.
-DRAIN = 64
+# Steps of k in the time that a micro-kernel one tile wide takes beside its products, about 40 ns:
+# its sums are set to zero, and reach memory, where each row begins a line of its own. A wider one
+# takes no more.
+DRAIN = 128
 CONFIGURING = 400.0  # vector instructions in the time of a configuration (53 ns on Granite Rapids)
 
 

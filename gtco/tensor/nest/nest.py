@@ -222,7 +222,7 @@ class Nest:
         """The micro-kernel of a block of average height, and its work."""
         blocks = self.shape.task_blocks
         height = self.shape.covered(self.row, blocks) / blocks
-        depth = self.kc + (DRAIN if self.row.kind.in_tiles else 0)
+        depth = self.kc + (DRAIN / self.row.vectors if self.row.kind.in_tiles else 0)
         return self.row.kernel_of(ceil(height)), self.row.work(height, depth)
 
     def pieces(self) -> Iterator[Piece]:

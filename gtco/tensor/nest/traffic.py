@@ -59,7 +59,8 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
             b_set = positions * b_panel + a_tile
         if nest.by_block:  # the next block of rows reads all positions of the panel again
             a_set, b_set = a_set + positions * b_panel, positions * (b_panel + a_tile) + c_block
-    partial = Stream(2 * c_tile * kept, c_block + a_block + b_panel * together)  # stored, loaded
+    moved = c_tile * kept * (4 if tile.kind.in_tiles else 2)  # stored and loaded
+    partial = Stream(moved, c_block + a_block + b_panel * together)
     micro = Layer(
         held, (Stream(a_tile * again, a_set), Stream(b_panel, b_set)), (partial,) if kept else ()
     )
