@@ -170,10 +170,10 @@ OPERATORS: dict[str, OperatorInfo] = {
     ),
     # opaque: a stage of their own
     "max_pool2d": OperatorInfo(
-        OPAQUE, (1, 1), ("kernel", "strides", "padding", "dilation", "layout")
+        REDUCTION, (1, 1), ("kernel", "strides", "padding", "dilation", "layout")
     ),
     "avg_pool2d": OperatorInfo(
-        OPAQUE, (1, 1), ("kernel", "strides", "padding", "count_include_pad", "layout")
+        REDUCTION, (1, 1), ("kernel", "strides", "padding", "count_include_pad", "layout")
     ),
     "scatter": OperatorInfo(
         OPAQUE,

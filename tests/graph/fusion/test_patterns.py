@@ -33,7 +33,8 @@ def ops(*rows: str) -> list[Operator]:
         ["a=layer_norm x g h", "b=matmul a w", "c=softmax b"],
         ["a=add x y", "b=mean a", "c=multiply b y"],
         ["a=roll x", "b=attention a k v", "c=reshape b"],
-        ["a=max_pool2d x"],
+        ["a=relu x", "b=max_pool2d a", "c=cast b", "d=permute c"],
+        ["a=topk x"],
     ],
 )
 def test_allowed(rows: list[str]) -> None:
@@ -55,8 +56,9 @@ def test_allowed(rows: list[str]) -> None:
         ["a=softmax x", "b=softmax y", "c=add a b"],
         ["a=matmul x w", "b=softmax y", "c=add a b"],  # neither before nor after the product
         ["a=matmul x w", "b=softmax a", "c=mean a", "d=add b c"],
-        ["a=max_pool2d x", "b=relu a"],
-        ["a=relu x", "b=max_pool2d a"],
+        ["a=max_pool2d x", "b=softmax a"],
+        ["a=topk x", "b=relu a"],
+        ["a=relu x", "b=topk a"],
         ["a=relu x", "b=relax a"],
     ],
 )
@@ -65,10 +67,10 @@ def test_forbidden(rows: list[str]) -> None:
 
 
 def test_pairs() -> None:
-    relu, matmul, softmax, pool = ops("a=relu x", "b=matmul x w", "c=softmax x", "d=max_pool2d x")
+    relu, matmul, softmax, topk = ops("a=relu x", "b=matmul x w", "c=softmax x", "d=topk x")
     assert fusable(relu, matmul) and fusable(matmul, relu) and fusable(softmax, matmul)
     assert not fusable(matmul, matmul) and not fusable(softmax, softmax)
-    assert not any(fusable(pool, other) or fusable(other, pool) for other in (relu, matmul, pool))
+    assert not any(fusable(topk, other) or fusable(other, topk) for other in (relu, matmul, topk))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])

@@ -299,7 +299,8 @@ class AttentionLoops:
                     self.add_bias(batch, start, i, whole * lanes + v)
         elif self.kind.in_tiles and not self.scaled_late:
             with em.loop(self.key_vectors, "p") as p:
-                em.store_vector(self.scores, [i, p * lanes], em.splat(0.0))
+                nothing = em.load_vector(self.scores, [i, p * lanes]) * em.splat(self.scale)
+                em.store_vector(self.scores, [i, p * lanes], nothing)
         if n % lanes:  # so that the weights of padding are 0 if any score is finite
             least = -inf if self.scale > 0 or not self.scaled_late else inf
             with em.vector(lanes - n % lanes) as v:
