@@ -179,14 +179,16 @@ def test_samples_do_not_depend_on_each_other(tokens: int) -> None:
 @pytest.mark.parametrize("file", READINGS, ids=lambda file: file.name.partition(".")[0])
 def test_large_products_are_picked(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     """By the tables of the machines that were met: the first MLP product of DINOv2-S at 518x518,
-    and not that of 64 tokens.
+    and not that of 64 tokens. Not on Intel servers, whose L3 gives a core a sixth of a Zen 4's:
+    there the larger weights cost more than the eighth of the products (read on a Granite Rapids).
     """
     monkeypatch.undo()
     table = load(file).table
     policy = AnalyticPolicy(replace(table.target, cores=2), table)
     large, small = (product((1, m), 384, 1536, dressed=False) for m in (1370, 64))
     pick = policy.choose(large)
-    assert pick is not None and pick.sketch.name == "strassen"
+    assert pick is not None
+    assert pick.sketch.name == ("gemm" if "rapids" in file.name else "strassen")
     assert "strassen" not in {s.name for s in space_of(small, policy.target).sketches}
 
 
