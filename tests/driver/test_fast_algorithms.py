@@ -21,11 +21,11 @@ from tests.kernels import fresh_seed
 RNG = np.random.default_rng(fresh_seed())
 INPUTS = {
     "image": RNG.standard_normal((1, 64, 32, 32), dtype=np.float32),
-    "tokens": RNG.standard_normal((1, 1024, 512), dtype=np.float32),
+    "tokens": RNG.standard_normal((1, 1024, 1024), dtype=np.float32),
 }
 WEIGHTS = {
     "filters": RNG.standard_normal((64, 64, 3, 3), dtype=np.float32) / 24,
-    "matrix": RNG.standard_normal((512, 512), dtype=np.float32) / 16,
+    "matrix": RNG.standard_normal((1024, 512), dtype=np.float32) / 16,
 }
 NODES = model(
     [

@@ -133,10 +133,11 @@ class Strassen(StrassenFacts):
             Extra("fma", vectors_a * (ADDS_A + moved)),
             Extra("fma", vectors_c * (ADDS_C + moved)),
         )
-        # A panel of B is 7/4 as large, and its prefetches come too late where it lies in a slow L3:
-        # on a Granite Rapids SETR's products took 1.3 times what they should with all of it hidden.
+        # A panel of B is 7/4 as large, and products wait for it where another task read it before:
+        # SETR's took 1.3 times what they should on a Granite Rapids, whose L3 is slow.
         micro, panel, *others = layers(nest, self.target)
-        loops = (micro, panel._replace(overlapped=False), *others)
+        first, *again = panel.loads
+        loops = (micro, panel._replace(loads=(first,), stores=(*again,)), *others)
         return Workload(kernel, work, loops, self.view.flops, extra, self.product.behind)
 
     @cached_property
