@@ -172,9 +172,9 @@ class _Narrowing:
             return
         if others:
             wide = graph.add("cast", (half,), graph.types[tensor], name=self.called(tensor))
-            for op in others:
-                inputs = tuple(wide if x == tensor else x for x in op.inputs)
-                graph.put(Operator(op.kind, inputs, op.output, op.type, op.attrs, op.name))
+            twin = graph.operators[half]
+            graph.replace_uses(tensor, wide)
+            graph.put(twin)  # it alone goes on reading the tensor
 
     def narrow_maximum(self, op: Operator) -> bool:
         """True if the operator is a pooled maximum whose result is only read rounded."""

@@ -173,14 +173,14 @@ def test_an_image_that_is_an_output_stays_float32() -> None:
 
 
 def test_a_maximum_of_a_rounded_image_loses_nothing() -> None:
-    """What is pooled is rounded too, so its memory may be rounded before."""
+    """Only the rounded maximum is read. Rounding keeps the order of numbers, so the maximum of the
+    rounded image is the same, and the image is stored rounded.
+    """
 
     def body(g: Graph, x: str) -> str:
         image = g.add("conv2d", (x, weights(g, 8, 8, 3, 3)), **DENSE)
         shape = TensorType((1, 6, 5, 8))
-        pooled = g.add(
-            "max_pool2d", (image,), shape, kernel=(3, 3), **CONVOLUTION
-        )
+        pooled = g.add("max_pool2d", (image,), shape, kernel=(3, 3), **CONVOLUTION)
         a, b = (g.add("conv2d", (pooled, weights(g, 4, 8, 3, 3)), **DENSE) for _ in range(2))
         return g.add("add", (a, b))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gtco.tensor.analysis.movement import BIJECTIVE, MOVEMENT, result_index
 from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.operators import ELEMENTWISE, pattern
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.stage import Operator, Stage, item_bytes
 
 
 def shape_of(stage: Stage, tensor: str) -> tuple[int, ...]:
@@ -62,6 +62,16 @@ def ancestors(stage: Stage, tensor: str) -> list[Operator]:
             names.update(op.inputs)
             found.append(op)
     return found[::-1]
+
+
+def bytes_read(stage: Stage, tensor: str) -> float:
+    """Bytes that the stage reads from memory for one element of ``tensor``. Only tensors that are
+    as large count, so a bias does not.
+    """
+    types, producers = stage.types, stage.producers
+    read = {x for op in ancestors(stage, tensor) for x in op.inputs if x not in producers}
+    whole = [types[x] for x in read or {tensor} if types[x].size >= types[tensor].size]
+    return float(sum(item_bytes(t.dtype) for t in whole))
 
 
 def derived(stage: Stage, anchor: str) -> list[Operator]:

@@ -25,7 +25,7 @@ from functools import cached_property
 from math import ceil
 
 from gtco.machine.target import Target
-from gtco.tensor.analysis.chains import ancestors, anchor, epilogue, prologue_readable
+from gtco.tensor.analysis.chains import ancestors, anchor, bytes_read, epilogue, prologue_readable
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit.vector_math import AVX512_LANES
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels, packable
@@ -146,16 +146,8 @@ class Attention(AttentionFacts):
         them.
         """
         _, _, n, d, e = self.extents
-        return n * (self._item(1) * d + self._item(2) * e)
-
-    def _item(self, operand: int) -> float:
-        """Bytes that are read for one element. Only tensors as large as the operand count, so a
-        bias does not.
-        """
-        types, producers, name = self.stage.types, self.stage.producers, self.op.inputs[operand]
-        read = {x for op in self.heads[operand] for x in op.inputs if x not in producers} or {name}
-        whole = [types[x] for x in read if types[x].size >= types[name].size]
-        return float(sum(ITEM_BYTES[t.dtype] for t in whole))
+        keys, values = (bytes_read(self.stage, x) for x in self.op.inputs[1:3])
+        return n * (keys * d + values * e)
 
     def extra(self, chunks: int, tile: MicroKernel, shape: TaskShape) -> tuple[Extra, ...]:
         """The work beside the products: packing K and V, the operators on q, k and v, and softmax,

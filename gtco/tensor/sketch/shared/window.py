@@ -27,7 +27,7 @@ from tvm import tirx
 
 from gtco.machine.target import Target
 from gtco.tensor import cost
-from gtco.tensor.analysis.chains import Epilogue, ancestors
+from gtco.tensor.analysis.chains import Epilogue, bytes_read
 from gtco.tensor.analysis.indices import floormod
 from gtco.tensor.analysis.window import Geometry
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
@@ -36,7 +36,7 @@ from gtco.tensor.emit.scratch import Scratch
 from gtco.tensor.sketch.shared.streaming import rows_per_task, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.sketch.shared.window_groups import mix
 from gtco.tensor.space import Config, Decision, Option
-from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, item_bytes
+from gtco.tensor.stage import Operator, Stage, item_bytes
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 LONG_EPILOGUE = 8.0  # vector instructions of an epilogue that is worth a loop over the columns
@@ -118,13 +118,11 @@ class Around(NamedTuple):
 def around(stage: Stage, op: Operator, tail: Epilogue, lanes: int) -> Around:
     """What the stage does around its window ``op``, whatever the config."""
     others = [o for o in stage.operators if o != op and o not in tail.operators]
-    source, types = op.inputs[0], stage.types
-    names = {source, *(x for o in ancestors(stage, source) for x in o.inputs)}
-    whole = [x for x in names - stage.producers.keys() if types[x].size >= types[source].size]
+    source = op.inputs[0]
     return Around(
         cost.vectors(stage, others, lanes).total,
         cost.epilogue_vectors(tail, lanes),
-        sum(map(item_bytes, (types[x].dtype for x in whole))) or ITEM_BYTES[types[source].dtype],
+        bytes_read(stage, source) or item_bytes(stage.types[source].dtype),
         item_bytes(stage.output.type.dtype),
     )
 
