@@ -148,7 +148,8 @@ def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     rate = 2 * machine.lanes * measure.tile_rate(library, tile, measure.Operands([tile], 2))()
     assert 0.1 < max(peak.measure_peak(1, machine)[0]) / rate < 10
     assert 0.1 < max(peak.measure_peak(2, machine)[0]) / rate < 20
-    assert 0.1 < max(peak.measure_peak(2, machine, "bfloat16")[0]) / rate < 40
+    wider = 16 if "amx-bf16" in machine.features else 2  # work of a bf16 instruction over float32
+    assert 0.1 < max(peak.measure_peak(2, machine, "bfloat16")[0]) / rate < 20 * wider
 
 
 @pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
