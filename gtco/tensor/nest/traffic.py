@@ -50,17 +50,19 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     lost = max(0.0, 1.0 - target.level("L1").capacity / lines)
     again = 1.0 + lost * (CACHE_LINE / (item_a * tile.kind.step) - 1.0)
     kept = 1.0 if positions > 1 else (kblocks - 1) / kblocks  # the share of sums for later
-    # The next panel arrives while this one is used, and takes as much room.
+    # The next panel arrives while this one is used, and takes as much room. Tiles are loaded for
+    # so few products that it has gone by to L2 when they need its place in L1.
     a_set = a_block + 2 * b_panel + c_tile * (held if kept else 1)
-    b_set = 2 * b_panel + room * a_tile + c_tile
+    b_set = (1 if tile.kind.in_tiles else 2) * b_panel + room * a_tile + c_tile
+    if inner and not windows:  # rows are read again after all blocks of k
+        a_set += item_a * spread(stride, item_a * k) * positions * rows * k - a_block
     if positions > 1:  # B streams by: few blocks of rows use a panel before the next one
         a_set, b_set = a_block + c_block, b_panel + a_tile
         if nest.taps:  # all positions of a panel lie in scratch
             b_set = positions * b_panel + a_tile
         if nest.by_block:  # the next block of rows reads all positions of the panel again
             a_set, b_set = a_set + positions * b_panel, positions * (b_panel + a_tile) + c_block
-    moved = c_tile * kept * (4 if tile.kind.in_tiles else 2)  # stored and loaded
-    partial = Stream(moved, c_block + a_block + b_panel * together)
+    partial = Stream(2 * c_tile * kept, c_block + a_block + b_panel * together)  # stored and loaded
     micro = Layer(
         held, (Stream(a_tile * again, a_set), Stream(b_panel, b_set)), (partial,) if kept else ()
     )

@@ -109,6 +109,22 @@ def test_sizes(size: tuple[int, int, int], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("size", [(33, 320, 70), (197, 768, 96)], ids=str)
+def test_blocks_of_k_inside_panels(size: tuple[int, int, int], name: str) -> None:
+    machine, seed, (m, k, n) = runnable(name), fresh_seed(), size
+    types = {"x": half(m, k), "w": half(k, n)}
+    stage = chain(types, ("matmul", "x w", "y", T((m, n)), {}))
+    sketch = gemm.match(stage, machine)
+    assert sketch is not None
+    arrays = inputs(stage, seed)
+    wanted = reference(stage, arrays).astype(np.float64)
+    found = [c for c in in_tiles(sketch) if c.by_name.get("order") == "k"]
+    assert all(c["a"] == "direct" and c["kc"] < k for c in found)
+    for _, kernel in build_each(sketch, Random(seed).sample(found, 3), machine):
+        assert_close(kernel(*arrays), wanted, DEEP)
+
+
+@pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("stage", OTHERS.values(), ids=OTHERS)
 def test_products(stage: Stage, name: str) -> None:
     """Prologues, epilogues, convolutions, and operands that are not constant."""

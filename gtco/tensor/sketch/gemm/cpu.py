@@ -13,7 +13,8 @@ blocks (S), k (R), tile (S).
             on the last kb: epilogue(tile) -> output
 
 With ``order=rows`` the block of rows is the outermost loop of a task. The packed rows of A stay in
-L1 for all panels, and B comes from L2 for each block.
+L1 for all panels, and B comes from L2 for each block. With ``order=k`` the blocks of k are the loop
+inside that over panels: a block of B stays in L1, and no more than a panel's sums are kept.
 
 M = 197 needs no padding: rows are cut into blocks of two neighbouring heights, each with its own
 micro-kernel.
@@ -166,7 +167,8 @@ class Gemm(GemmFacts):
             return Decision("kc", "block", self.depth_options)
         if "order" not in chosen and self.reorders(chosen):
             role: Role = "loops" if tile.kind.in_tiles else "order"
-            return Decision("order", role, ("panels", "rows"), unsaid="panels")
+            orders = ("panels", "rows", "k") if self.nests_depth(chosen) else ("panels", "rows")
+            return Decision("order", role, orders, unsaid="panels")
         if "mc" not in chosen and (options := self.height_options(chosen)):
             return Decision("mc", "block", options)
         if "prefetch" not in chosen:
@@ -209,12 +211,19 @@ class Gemm(GemmFacts):
         kept = self.constant_b or chosen.get("b") == "direct" or chosen["kc"] == self.view.k
         return shape.task_blocks > 1 and shape.task_panels > 1 and kept
 
+    def nests_depth(self, chosen: Mapping[str, Option]) -> bool:
+        """True if blocks of k may be the loop inside that over panels. A panel's tiles of C then
+        stay in L2 from one block of k to the next. Nothing may be packed there.
+        """
+        tiles, reads = self.row(chosen).kind.in_tiles, chosen["a"] == "direct" and self.constant_b
+        return tiles and reads and int(chosen["kc"]) < self.view.k
+
     def height_options(self, chosen: Mapping[str, Option]) -> tuple[int, ...]:
         """The numbers of row blocks that are packed, or read panel after panel, at once: those that
         fit a quarter and an eighth of L2, which the panels and the results share. There is no
         option if a task's rows fit half of L2, are read only once, or are taken block after block.
         """
-        if chosen.get("order") == "rows":
+        if chosen.get("order", "panels") != "panels":
             return ()
         tile = self.row(chosen)
         shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
