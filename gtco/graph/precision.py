@@ -25,6 +25,9 @@ fill no cache, and their memory, not the multiplications, limits its 1x1 convolu
     before: h = cast(x)    y = conv2d(h, W')    z = add(t, x)
     after:  h = cast(x)    y = conv2d(h, W')    w = cast(h) {float32}    z = add(t, w)
 
+So is one of two convolutions that are added up, if their sum is stored as narrow: only the other
+one shares a stage with the sum.
+
 The fusion search decides which stage a cast joins: the one before it, as an epilogue, or the one
 after it, as a prologue.
 """
@@ -42,6 +45,7 @@ from gtco.graph.fusion.stages import no_floor
 from gtco.graph.graph import Graph
 from gtco.support.garbage import uncollected
 from gtco.tensor.analysis.window import narrow_groups
+from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
 # The names of casts, by dtype.
@@ -156,8 +160,9 @@ class _Narrowing:
         return self.graph.prune()
 
     def store_narrow(self, tensor: str) -> None:
-        """Makes all readers of an image read its rounded twin, if that loses nothing that a
-        convolution or a maximum would not lose too. Readers of its readers were asked first.
+        """Makes all readers of an image read its rounded twin, if that loses no more than a
+        convolution, a maximum or the rounding of a sum would lose too. Readers of its readers were
+        asked first.
         """
         graph = self.graph
         readers = graph.consumers(tensor)
@@ -166,7 +171,9 @@ class _Narrowing:
         half = self.half.get(tensor)
         if half is not None and any(r.kind == "conv2d" for r in graph.consumers(half)):
             others = [r for r in readers if r.output != half]
-        elif graph.types[tensor].dtype == "float32" and all(map(self.narrow_maximum, readers)):
+        elif graph.types[tensor].dtype != "float32":
+            return
+        elif all(map(self.narrow_maximum, readers)) or self.is_addend(tensor):
             half, others = self.rounded(tensor), readers
         else:
             return
@@ -175,6 +182,33 @@ class _Narrowing:
             twin = graph.operators[half]
             graph.replace_uses(tensor, wide)
             graph.put(twin)  # it alone goes on reading the tensor
+
+    def is_addend(self, tensor: str) -> bool:
+        """True if the image is a convolution's, and all that is done with it is to add it to that
+        of another convolution, which is not rounded, for a sum that is only read rounded.
+        """
+        match self.graph.consumers(tensor):
+            case [Operator(kind="add") as total] if self.is_convolved(tensor):
+                others = [x for x in total.inputs if x != tensor]
+                return all(map(self.is_convolved, others)) and self.is_rounded(total.output)
+        return False
+
+    def is_convolved(self, tensor: str) -> bool:
+        """True if the tensor is a convolution's, perhaps with a bias."""
+        op = self.graph.producer(tensor)
+        if op is not None and op.kind == "add":
+            computed = [x for x in op.inputs if x not in self.graph.constants]
+            return len(computed) == 1 and self.is_convolved(computed[0])
+        return op is not None and op.kind == "conv2d"
+
+    def is_rounded(self, tensor: str) -> bool:
+        """True if the tensor, or what one function makes of its elements, is only read rounded."""
+        match self.graph.consumers(tensor):
+            case [Operator(kind="cast") as reader]:
+                return reader.output == self.half.get(tensor)
+            case [reader] if reader.kind in ELEMENTWISE_OPERATORS and len(reader.inputs) == 1:
+                return self.is_rounded(reader.output)
+        return False
 
     def narrow_maximum(self, op: Operator) -> bool:
         """True if the operator is a pooled maximum whose result is only read rounded."""

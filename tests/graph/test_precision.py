@@ -192,6 +192,28 @@ def test_a_maximum_of_a_rounded_image_loses_nothing() -> None:
     assert after.types[wide.inputs[0]].dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("read_elsewhere", [False, True])
+def test_one_of_two_convolutions_of_a_rounded_sum_is_stored_narrow(read_elsewhere: bool) -> None:
+    """The other one shares a stage with the sum. If the sum itself is an output, none is."""
+
+    def body(g: Graph, x: str) -> str:
+        bias = g.add_constant(np.ones(8, np.float32))
+        a, b = (g.add("conv2d", (x, weights(g, 8, 8, 3, 3)), **DENSE) for _ in range(2))
+        total = g.add("add", (g.add("add", (a, bias)), g.add("add", (b, bias))))
+        read = g.add("conv2d", (g.add("relu", (total,)), weights(g, 8, 8, 3, 3)), **DENSE)
+        return g.add("add", (read, total)) if read_elsewhere else read
+
+    after = halved(build(body, (1, 6, 5, 8)))
+    wide = [o for o in after.operators.values() if o.kind == "cast" and o.type.dtype == "float32"]
+    assert len(wide) == (0 if read_elsewhere else 1)
+    for cast in wide:
+        half = after.producer(cast.inputs[0])
+        assert half is not None and half.kind == "cast"
+        biased = after.producer(half.inputs[0])
+        assert biased is not None and biased.kind == "add"
+        assert [o.kind for o in after.consumers(cast.output)] == ["add"]
+
+
 def test_indices_of_a_gather_are_not_rounded() -> None:
     def body(g: Graph, x: str) -> str:
         rows = g.add_constant(np.array([4, 0, 2], np.int64))
