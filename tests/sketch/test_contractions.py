@@ -130,6 +130,33 @@ def test_every_config_of_a_grouped_convolution() -> None:
     check(grouped((2, 3, 7, (2, 3), (2, 2), (1, 1), (1, 0, 0, 1), (1, 1))), "x86-64-v3", None)
 
 
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("width", [2, 3, 5, 7, 9])
+def test_drawn_windows_of_channels_first(width: int, name: str) -> None:
+    """Rows of a window are copied with their neighbours, which no product may see: a NaN comes out
+    where a window has it, and nowhere else.
+    """
+    machine, seed = runnable(name), fresh_seed()
+    draw, rng = random.Random(seed), np.random.default_rng(seed)
+    kernel, strides = (draw.randint(1, 9), width), (draw.randint(1, 2), draw.randint(1, 3))
+    size = kernel[0] + draw.randint(0, 5), width + draw.randint(0, 20)
+    channels, n = draw.randint(1, 4), draw.randint(1, 20)
+    pads = [draw.choice([0, k // 2]) for k in kernel]
+    attrs = {"strides": strides, "padding": (*pads, *pads), "dilation": (1, 1), "groups": 1}
+    image, weights = (1, channels, *size), (n, channels, *kernel)
+    stage = windowed("conv2d", image, weights, constant=True, from_nchw=True, attrs=attrs)
+    print(f"seed {seed}: {stage}")
+    sketch = gemm.match(stage, machine)
+    assert sketch is not None
+    arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    x = arrays[[i.name for i in stage.inputs].index("x")]
+    x.flat[rng.integers(x.size)] = np.nan
+    want = reference(stage, arrays)
+    found = list(configs(sketch))
+    for config, run in build_each(sketch, draw.sample(found, min(3, len(found))), machine):
+        np.testing.assert_allclose(run(*arrays), want, 1e-4, 1e-4, err_msg=str(config.to_json()))
+
+
 def test_a_depthwise_convolution_is_no_contraction() -> None:
     case = (4, 1, 1, (5, 5), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
     assert gemm.match(grouped(case), runnable("x86-64-v3")) is None

@@ -41,6 +41,7 @@ from tests.sketch.formats.test_bfloat16 import (
     half,
     heads,
     inputs,
+    window,
 )
 
 T = TensorType
@@ -122,6 +123,27 @@ def test_blocks_of_k_inside_panels(size: tuple[int, int, int], name: str) -> Non
     assert all(c["a"] == "direct" and c["kc"] < k for c in found)
     for _, kernel in build_each(sketch, Random(seed).sample(found, 3), machine):
         assert_close(kernel(*arrays), wanted, DEEP)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_windows_of_channels_first_keep_a_nan_to_themselves(name: str) -> None:
+    """Rows of 7 pixels are copied with an eighth, and 147 steps are multiplied as 160."""
+    machine, seed, out = runnable(name), fresh_seed(), T((1, 17, 20, 40))
+    stage = chain(
+        {"x": half(1, 3, 34, 40), "w": half(40, 3, 7, 7)},
+        ("permute", "x", "p", half(1, 34, 40, 3), {"axes": (0, 2, 3, 1)}),
+        ("conv2d", "p w", "y", out, window(3, strides=(2, 2))),
+    )
+    sketch = gemm.match(stage, machine)
+    assert sketch is not None
+    arrays = inputs(stage, seed)
+    image = arrays[[i.name for i in stage.inputs].index("x")]
+    image.flat[Random(seed).randrange(image.size)] = np.nan
+    wanted = reference(stage, arrays).astype(np.float64)
+    assert 0 < np.isnan(wanted).sum() < wanted.size
+    for _, kernel in build_each(sketch, some(sketch, 3, seed), machine):
+        got, scale = kernel(*arrays), np.nanmax(np.abs(wanted))
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=DEEP * scale)
 
 
 @pytest.mark.parametrize("name", MACHINES)

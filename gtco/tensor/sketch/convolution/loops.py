@@ -14,7 +14,7 @@ from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.nest.emission import At, NestLoops
 from gtco.tensor.nest.shape import Task
 from gtco.tensor.sketch.convolution.facts import ConvolutionFacts
-from gtco.tensor.sketch.shared.pack import copy_run
+from gtco.tensor.sketch.shared.runs import copy_run
 from gtco.tensor.space import Config
 
 

@@ -4,17 +4,18 @@ and columns of B.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import ceil
 
 from tvm import tirx
 
 from gtco.tensor.analysis.contraction import Contraction, ConvView
 from gtco.tensor.analysis.placement import run_breaks
-from gtco.tensor.emit.bfloat16 import convert, literal, pair
-from gtco.tensor.emit.emitter import Array, Emitter, Expr
+from gtco.tensor.emit.bfloat16 import literal, pair
+from gtco.tensor.emit.emitter import Array, Expr
 from gtco.tensor.emit.reader import Reader
+from gtco.tensor.sketch.shared.im2col import Im2col
+from gtco.tensor.sketch.shared.runs import copy_run, put
 
 RUN_COST = 3.0  # vector instructions that start a run of neighbours: its place, its border
 MOVE_COST = 3.0  # loading and storing a vector takes the time of so many vector instructions
@@ -44,15 +45,30 @@ def pack_rows(
     zeros beyond the last k up to a whole ``step``.
     """
     em = reader.emitter
+    if isinstance(view, ConvView):
+        Im2col(reader, view, packed, batch).pack(row0, rows, kb, kc)
+    else:
+        _pack_matrix(reader, view, packed, batch, row0, rows, kb, kc)
     if view.k % step:
         last = ceil(view.k / kc) - 1
         with em.when(kb == last if last else True), em.loop(rows, "r") as r:
             end = view.k - last * kc
             with em.vector(-end % step, "l") as k:
                 em.store(packed, [r, end + k], literal(0.0, packed.dtype))
-    if isinstance(view, ConvView):
-        _pack_conv(reader, view, packed, batch, row0, rows, kb, kc)
-        return
+
+
+def _pack_matrix(
+    reader: Reader,
+    view: Contraction,
+    packed: Array,
+    batch: Expr,
+    row0: Expr,
+    rows: Expr,
+    kb: Expr,
+    kc: int,
+) -> None:
+    """The rows of a matrix."""
+    em = reader.emitter
     full = view.k % kc == 0
     breaks = run_breaks(reader.stage, view)
     assert not breaks or kc == view.k
@@ -63,7 +79,7 @@ def pack_rows(
                 em,
                 kc,
                 lambda k: reader.value(view.op.inputs[0], view.a_index(batch, m, kb * kc + k)),
-                lambda k, value: _put(reader, view, packed, [r, k], value),
+                lambda k, value: put(reader, view, packed, [r, k], value),
                 breaks,
             )
         else:
@@ -76,177 +92,8 @@ def pack_rows(
                         lambda k: reader.value(
                             view.op.inputs[0], view.a_index(batch, m, kb * kc + k)
                         ),
-                        lambda k, value: _put(reader, view, packed, [r, k], value),
+                        lambda k, value: put(reader, view, packed, [r, k], value),
                     )
-
-
-def _put(
-    reader: Reader, view: Contraction, packed: Array, index: Sequence[Expr], value: Expr
-) -> None:
-    """Stores a value of A in the dtype in which it is multiplied."""
-    em, dtype = reader.emitter, reader.stage.types[view.op.inputs[0]].dtype
-    em.store(packed, index, convert(em, value, dtype, packed.dtype))
-
-
-def copy_run(
-    em: Emitter,
-    length: int,
-    read: Callable[[Expr], Expr],
-    write: Callable[[Expr, Expr], None],
-    breaks: Sequence[int] = (),
-) -> None:
-    """Copies ``length`` neighbours: whole vectors in a loop, then the rest as a shorter vector.
-
-    ``breaks`` cut the run into pieces that are copied one after the other.
-    """
-    if breaks:
-        for begin, end in itertools.pairwise([0, *breaks, length]):
-            copy_run(
-                em,
-                end - begin,
-                lambda k, begin=begin: read(begin + k),  # type: ignore[misc]
-                lambda k, value, begin=begin: write(begin + k, value),  # type: ignore[misc]
-            )
-        return
-    whole = length // em.lanes * em.lanes
-    if whole:
-        with em.loop(whole // em.lanes, "v") as v, em.vector(em.lanes, "l") as lane:
-            write(v * em.lanes + lane, read(v * em.lanes + lane))
-    if length > whole:
-        with em.vector(length - whole, "l") as lane:
-            write(whole + lane, read(whole + lane))
-
-
-def _pack_conv(
-    reader: Reader,
-    view: ConvView,
-    packed: Array,
-    batch: Expr,
-    row0: Expr,
-    rows: Expr,
-    kb: Expr,
-    kc: int,
-) -> None:
-    """im2col. In a block of k, k runs over whole groups of neighbours: (kh, kw) x channels, or
-    channels x (kh, kw).
-    """
-    em = reader.emitter
-    height, width = view.kernel
-    source = view.op.inputs[0]
-    breaks = run_breaks(reader.stage, view)
-    group = height * width if view.channels_first else view.channels
-    groups = view.k // group
-    per_block = kc // group
-    with em.loop(rows, "r", rolled=not isinstance(rows, int)) as r:
-        m = em.let_index(row0 + r, "m")
-        pixel = [em.let_index(p, "p") for p in view.pixel(m)]
-        first = em.let_index(kb * per_block, "first")
-        count = (
-            per_block
-            if groups % per_block == 0
-            else em.let_index(tirx.min(per_block, groups - first), "count")
-        )
-        with em.loop(count, "g") as g:
-            if view.channels_first:
-                c = em.let_index(first + g, "c")
-                with em.loop(height, "kh") as kh:
-                    row, column = view.source(batch, pixel, kh, 0)
-                    _row_run(
-                        reader,
-                        view,
-                        packed,
-                        batch,
-                        r,
-                        (g * height + kh) * width,
-                        pixel[0],
-                        em.let_index(row, "row"),
-                        em.let_index(column, "column"),
-                        c,
-                    )
-            else:
-                position = em.let_index(first + g, "position")
-                kh, kw = em.let_index(position // width, "kh"), em.let_index(position % width, "kw")
-                row, column = (em.let_index(x, "x") for x in view.source(batch, pixel, kh, kw))
-
-                def copy(r: Expr = r, g: Expr = g, row: Expr = row, column: Expr = column) -> None:
-                    copy_run(
-                        em,
-                        group,
-                        lambda c: reader.value(
-                            source, view.x_index(batch, pixel[0], row, column, c)
-                        ),
-                        lambda c, value: _put(reader, view, packed, [r, g * group + c], value),
-                        breaks,
-                    )
-
-                def zero(r: Expr = r, g: Expr = g) -> None:
-                    copy_run(
-                        em,
-                        group,
-                        lambda c: literal(0.0, packed.dtype),
-                        lambda c, value: em.store(packed, [r, g * group + c], value),
-                    )
-
-                em.branch(_inside(view, row, column), copy, zero)
-
-
-def _row_run(
-    reader: Reader,
-    view: ConvView,
-    packed: Array,
-    batch: Expr,
-    r: Expr,
-    at: Expr,
-    image: Expr,
-    row: Expr,
-    column: Expr,
-    c: Expr,
-) -> None:
-    """Copies one row of a channel's window: as a vector inside the image, element by element at the
-    border.
-    """
-    em = reader.emitter
-    width, dilation = view.kernel[1], view.op["dilation"][1]
-    source = view.op.inputs[0]
-
-    def inside() -> None:
-        with em.vector(width, "kw") as kw:
-            _put(
-                reader,
-                view,
-                packed,
-                [r, at + kw],
-                reader.value(source, view.x_index(batch, image, row, column + kw * dilation, c)),
-            )
-
-    def border() -> None:
-        with em.loop(width, "kw") as kw:
-            x = em.let_index(column + kw * dilation, "x")
-            em.branch(
-                _inside(view, row, x),
-                lambda: _put(
-                    reader,
-                    view,
-                    packed,
-                    [r, at + kw],
-                    reader.value(source, view.x_index(batch, image, row, x, c)),
-                ),
-                lambda: em.store(packed, [r, at + kw], literal(0.0, packed.dtype)),
-            )
-
-    whole = (
-        tirx.all(_inside(view, row, column), _inside(view, row, column + (width - 1) * dilation))
-        if view.padded
-        else True
-    )
-    em.branch(whole, inside, border)
-
-
-def _inside(view: ConvView, row: Expr, column: Expr) -> Expr:
-    if not view.padded:
-        return True
-    height, width = view.image
-    return tirx.all(row >= 0, row < height, column >= 0, column < width)
 
 
 def pack_columns(
