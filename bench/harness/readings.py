@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -55,19 +55,24 @@ CONVOLUTIONS = (  # side, input and output channels, kernel, stride
 ATTENTIONS = ((3, 197, 64), (6, 1370, 64))  # heads, tokens, width
 
 
-def product(m: int, k: int, n: int) -> Stage:
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # dtypes of operands and results
+
+
+def product(m: int, k: int, n: int, dtype: str = "float32") -> Stage:
     """A product with constant weights and a bias."""
-    types = {"x": TensorType((m, k)), "w": TensorType((k, n)), "b": TensorType((n,))}
+    types = {"x": TensorType((m, k), dtype), "w": TensorType((k, n), dtype), "b": TensorType((n,))}
     out = TensorType((m, n))
     operators = [Operator("matmul", ("x", "w"), "t", out), Operator("add", ("t", "b"), "y", out)]
-    return make_stage(operators, types, ["w", "b"])
+    return make_stage(_stored(operators, dtype), types, ["w", "b"])
 
 
-def convolution(side: int, channels: int, outputs: int, kernel: int, stride: int) -> Stage:
+def convolution(
+    side: int, channels: int, outputs: int, kernel: int, stride: int, dtype: str = "float32"
+) -> Stage:
     pad = kernel // 2
     types = {
-        "x": TensorType((1, side, side, channels)),
-        "w": TensorType((outputs, channels, kernel, kernel)),
+        "x": TensorType((1, side, side, channels), dtype),
+        "w": TensorType((outputs, channels, kernel, kernel), dtype),
         "b": TensorType((outputs,)),
     }
     out = TensorType((1, side // stride, side // stride, outputs))
@@ -82,24 +87,46 @@ def convolution(side: int, channels: int, outputs: int, kernel: int, stride: int
         Operator("conv2d", ("x", "w"), "t", out, window),
         Operator("add", ("t", "b"), "y", out),
     ]
-    return make_stage(operators, types, ["w", "b"])
+    return make_stage(_stored(operators, dtype), types, ["w", "b"])
 
 
-def attention(heads: int, tokens: int, width: int) -> Stage:
-    given = TensorType((1, heads, tokens, width))
+def attention(heads: int, tokens: int, width: int, dtype: str = "float32") -> Stage:
+    shape = (1, heads, tokens, width)
     scale = make_attrs(scale=width**-0.5)
-    core = Operator("attention", ("q", "k", "v"), "y", given, scale)
-    return make_stage([core], dict.fromkeys("qkv", given), [])
+    core = Operator("attention", ("q", "k", "v"), "y", TensorType(shape), scale)
+    return make_stage(_stored([core], dtype), dict.fromkeys("qkv", TensorType(shape, dtype)), [])
 
 
-STAGES: Mapping[str, Stage] = {
-    **{f"product {m}x{k}x{n}": product(m, k, n) for m, k, n in PRODUCTS},
-    **{
-        f"convolution {side}x{side}x{i} to {o}, {k}x{k} by {s}": convolution(side, i, o, k, s)
-        for side, i, o, k, s in CONVOLUTIONS
-    },
-    **{f"attention {h}x{t}x{w}": attention(h, t, w) for h, t, w in ATTENTIONS},
-}
+def _stored(operators: Sequence[Operator], dtype: str) -> list[Operator]:
+    """The operators, and a cast of their float32 result to the dtype."""
+    last = operators[-1]
+    if dtype == last.type.dtype:
+        return [*operators]
+    return [*operators, Operator("cast", (last.output,), "z", TensorType(last.type.shape, dtype))]
+
+
+def _stages(precision: str) -> dict[str, Stage]:
+    """The stages of a precision, by name. The name begins with the precision unless it is fp32."""
+    dtype, mark = PRECISIONS[precision], "" if precision == "fp32" else f"{precision} "
+    return {
+        **{f"{mark}product {m}x{k}x{n}": product(m, k, n, dtype) for m, k, n in PRODUCTS},
+        **{
+            f"{mark}convolution {side}x{side}x{i} to {o}, {k}x{k} by {s}": convolution(
+                side, i, o, k, s, dtype
+            )
+            for side, i, o, k, s in CONVOLUTIONS
+        },
+        **{f"{mark}attention {h}x{t}x{w}": attention(h, t, w, dtype) for h, t, w in ATTENTIONS},
+    }
+
+
+STAGES: Mapping[str, Stage] = {n: s for p in PRECISIONS for n, s in _stages(p).items()}
+
+
+def precision_of(name: str) -> str:
+    """The precision of the stage with this name."""
+    first = name.split()[0]
+    return first if first in PRECISIONS else "fp32"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Measures how long configs of some stages take on this machine, for ``bench policy --readings``.
 
-``python -m bench readings --out FILE [--per-stage 90] [--seconds 600] [--stages TEXT ...]``
+``python -m bench readings --out FILE [--per-stage 90] [--seconds 600] [--stages TEXT ...]
+[--precision bf16]``
 
 The file gets the machine's table of rates and, for each stage, the times of the policy's pick, of
 its proposals and of drawn configs. Those of a batch are timed alternately with a standing config
@@ -38,7 +39,7 @@ from gtco.tensor.stage import Stage
 from gtco.tuning.measure import Measurer, Timed
 from gtco.tuning.trial import Trial
 
-from ..harness.readings import STAGES, append, load
+from ..harness.readings import PRECISIONS, STAGES, append, load, precision_of
 from ..harness.suite import available_threads, console
 
 BATCH = 15  # configs that are timed alternately, beside the standing one
@@ -69,7 +70,11 @@ def main(argv: Sequence[str]) -> int:
             f"{cpu_name()} ({target.mcpu}): give --out another file"
         )
     policy = AnalyticPolicy(replace(table.target, cores=options.threads), table)
-    stages = {n: s.canonical for n, s in STAGES.items() if _named(n, options.stages)}
+    stages = {
+        n: s.canonical
+        for n, s in STAGES.items()
+        if precision_of(n) == options.precision and _named(n, options.stages)
+    }
     with Workers(options.threads) as workers, status() as update:
         measurer = Measurer(workers, policy.target, options.threads)
         for name, stage in stages.items():
@@ -218,5 +223,6 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=positive, default=600, help="no batch begins later; %(default)s"
     )
     parser.add_argument("--stages", nargs="*", default=[], help="parts of the stages' names")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="%(default)s")
     parser.add_argument("--threads", type=positive, default=available_threads())
     return parser
