@@ -79,11 +79,13 @@ def vectors(stage: Stage, operators: Iterable[Operator], lanes: int) -> Vectors:
     The load of the tensor with which a chain of operators begins does not count.
     """
     short = chain = 0.0
+    rounded = scalar.rounded(stage)
     for op in operators:
         if op.kind in MOVEMENT:
             short += MOVEMENT[op.kind]
             continue
-        each = instructions(op, [stage.types[x].dtype for x in op.inputs], lanes)
+        dtypes = [stage.types[x].dtype for x in op.inputs]
+        each = instructions(op, dtypes, lanes, op.output in rounded)
         if CHAIN[0] <= each <= CHAIN[1]:
             chain += each
         else:
@@ -98,9 +100,13 @@ def epilogue_vectors(tail: Epilogue, lanes: int) -> Vectors:
     return vectors(tail.stage, tail.operators, lanes)
 
 
-def instructions(op: Operator, dtypes: Sequence[str], lanes: int) -> float:
-    """Vector instructions of one element-wise operator on one vector of ``lanes`` elements."""
-    return _instructions(op.kind, op.attrs, op.type.dtype, tuple(dtypes), lanes)
+def instructions(
+    op: Operator, dtypes: Sequence[str], lanes: int, is_rounded: bool = False
+) -> float:
+    """Vector instructions of one element-wise operator on one vector of ``lanes`` elements. What
+    ``is_rounded`` says is in :func:`gtco.tensor.emit.scalar.apply`.
+    """
+    return _instructions(op.kind, op.attrs, op.type.dtype, tuple(dtypes), lanes, is_rounded)
 
 
 def conversion(old: str, new: str, lanes: int) -> float:
@@ -110,7 +116,12 @@ def conversion(old: str, new: str, lanes: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _instructions(
-    kind: str, attrs: tuple[tuple[str, Any], ...], out: str, dtypes: tuple[str, ...], lanes: int
+    kind: str,
+    attrs: tuple[tuple[str, Any], ...],
+    out: str,
+    dtypes: tuple[str, ...],
+    lanes: int,
+    is_rounded: bool = False,
 ) -> float:
     names = tuple(f"x{i}" for i in range(len(dtypes)))
     op = Operator(kind, names, "y", TensorType((lanes,), out), attrs)
@@ -118,10 +129,10 @@ def _instructions(
     def body(em: Emitter, args: KernelArguments) -> None:
         if scalar.vectorizable(op, dtypes):
             given = [em.load_vector(x, [0]) for x in args.inputs.values()]
-            em.store_vector(args.output, [0], scalar.apply(em, op, given, dtypes))
+            em.store_vector(args.output, [0], scalar.apply(em, op, given, dtypes, is_rounded))
             return
         given = [em.load(x, [0]) for x in args.inputs.values()]
-        em.store(args.output, [0], scalar.apply(em, op, given, dtypes))
+        em.store(args.output, [0], scalar.apply(em, op, given, dtypes, is_rounded))
 
     types = {x: TensorType((lanes,), d) for x, d in zip(names, dtypes, strict=True)}
     counted = count(kernel("counted", types, op.type, 0, lanes, body).body)

@@ -7,9 +7,10 @@ import pytest
 
 from gtco.codegen.llvm import compile_functions
 from gtco.tensor import special_functions
-from gtco.tensor.emit import vector_math
+from gtco.tensor.cost import instructions, vectors
+from gtco.tensor.emit import scalar, vector_math
 from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.stage import TensorType
+from gtco.tensor.stage import Operator, TensorType, make_stage
 from tests.kernels import elementwise_kernel, fresh_seed, runnable, targets
 
 SIZE = 1 << 18
@@ -170,6 +171,7 @@ def _phi(x: np.ndarray) -> np.ndarray:
 
 RELATIVE_BOUNDS = [
     ("gelu", _wide(lambda x: x * _phi(x)), 4e-7),
+    ("gelu_rounded", _wide(lambda x: x * _phi(x)), 3.2e-5),
     (
         "gelu_tanh",
         _wide(lambda x: 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))),
@@ -241,6 +243,20 @@ def test_gelu_is_cheap() -> None:
     found = arithmetic("gelu", "x86-64-v4")
     assert "vdivps" not in found
     assert len(found) < 25, found
+    assert len(arithmetic("gelu_rounded", "x86-64-v4")) == len(found) - 5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_only_what_is_rounded_is_computed_shortly(dtype: str) -> None:
+    """gelu -> cast, beside gelu -> cast and add."""
+    size, narrow = TensorType((4, 64)), TensorType((4, 64), dtype)
+    gelu = Operator("gelu", ("x",), "g", size)
+    short = make_stage([gelu, Operator("cast", ("g",), "y", narrow)], {"x": size}, [])
+    assert scalar.rounded(short) == {"g"}
+    total = [gelu, Operator("cast", ("g",), "r", narrow), Operator("cast", ("r",), "w", size)]
+    total.append(Operator("add", ("w", "g"), "y", size))
+    assert not scalar.rounded(make_stage(total, {"x": size}, []))
+    assert vectors(short, [gelu], 16).total == instructions(gelu, ["float32"], 16) - 5
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class Reader:
 
     def __post_init__(self) -> None:
         self._stored = stored(self.stage)
+        self._rounded = scalar.rounded(self.stage)
 
     def value(self, tensor: str, index: Sequence[Expr]) -> Expr:
         """``tensor[index]`` as an expression. Large intermediate values are bound once."""
@@ -56,7 +57,7 @@ class Reader:
     def applied(self, op: Operator, args: Sequence[Expr]) -> Expr:
         """The value of an element-wise operator for these values of its inputs."""
         dtypes = [self.stage.types[x].dtype for x in op.inputs]
-        value = scalar.apply(self.emitter, op, args, dtypes)
+        value = scalar.apply(self.emitter, op, args, dtypes, op.output in self._rounded)
         return self.emitter.reread(value) if op.output in self._stored else value
 
     def shape(self, tensor: str) -> tuple[int, ...]:

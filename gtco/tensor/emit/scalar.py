@@ -13,19 +13,43 @@ import numpy as np
 from tvm import tirx
 
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
+from gtco.tensor.emit import vector_math
 from gtco.tensor.emit.arithmetic import intrinsic
 from gtco.tensor.emit.bfloat16 import convert
 from gtco.tensor.emit.emitter import Emitter, Expr
-from gtco.tensor.stage import Operator
+from gtco.tensor.stage import Operator, Stage
 
 NARROW = ("float16", "bfloat16")
+ROUNDED = {"gelu": vector_math.gelu_rounded}
 
 
-def apply(em: Emitter, op: Operator, args: Sequence[Expr], dtypes: Sequence[str]) -> Expr:
-    """The operator's value for these argument values; ``dtypes`` are the arguments'.
+def rounded(stage: Stage) -> frozenset[str]:
+    """The tensors inside the stage that are only rounded to 16 bits, and for which there are
+    shorter functions that are as good then.
+    """
+    return frozenset(
+        op.output
+        for op in stage.operators
+        if op.kind in ROUNDED and op.type.dtype == "float32"
+        if (readers := stage.consumers(op.output))
+        and all(r.kind == "cast" and r.type.dtype in NARROW for r in readers)
+    )
+
+
+def apply(
+    em: Emitter,
+    op: Operator,
+    args: Sequence[Expr],
+    dtypes: Sequence[str],
+    is_rounded: bool = False,
+) -> Expr:
+    """The operator's value for these argument values; ``dtypes`` are the arguments'. It
+    ``is_rounded`` if it is one of those of :func:`rounded`.
 
     ``args`` are scalars (lanes of a vectorized loop) or explicit vectors, all with the same lanes.
     """
+    if is_rounded and list(dtypes) == ["float32"]:
+        return ROUNDED[op.kind](em, _unfolded(args[0]))
     row, out = ELEMENTWISE_OPERATORS[op.kind], op.type.dtype
     first, given = row.conditions, dtypes[row.conditions :]
     dtype = out if row.moves else _computed(_common(given)) if given else "bool"

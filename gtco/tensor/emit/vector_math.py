@@ -201,6 +201,11 @@ PHI = (
     1.64021737e-2, -2.32686525e-2, 3.14421725e-2, -4.04426074e-2, 5.15205223e-2, -7.02962806e-2,
     1.41363788e-1,
 )  # fmt: skip
+# The same on |x| <= 4 in v = x^2 / 8 - 1, for results that are rounded to 16 bits: 2.1e-5.
+PHI_ROUNDED = (
+    -3.31514725e-3, 8.69979337e-3, -1.25603024e-2, 2.10850295e-2, -3.67114432e-2, 5.61894029e-2,
+    -8.43434706e-2, 1.75942913e-1,
+)  # fmt: skip
 SIGN = 0x80000000
 SQRT_HALF_BITS = 0x3F3504F3
 SMALLEST_NORMAL = 2.0**-126
@@ -260,9 +265,21 @@ def gelu(em: Emitter, x: Expr) -> Expr:
     """x Phi(x), in 19 vector instructions without a division. The error is at most 4e-7 |x|. Beyond
     |x| = 5.3 the result is exactly 0 or x.
     """
-    x = em.let(x, "x")
-    v = em.let(clamp(x * x, -inf, 25.0) * constant(x, 2 / 25) + constant(x, -1.0), "v")
-    phi = x * horner(v, PHI) + constant(x, 0.5)
+    return _gelu(em, x, 5.0, PHI)
+
+
+def gelu_rounded(em: Emitter, x: Expr) -> Expr:
+    """The same in 14 vector instructions, for a result that is rounded to bfloat16 or float16. The
+    error is at most 3.2e-5 |x|, which is below a tenth of what rounding to float16 adds where x is
+    positive. Beyond |x| = 4 the result is 0 or x.
+    """
+    return _gelu(em, x, 4.0, PHI_ROUNDED)
+
+
+def _gelu(em: Emitter, x: Expr, end: float, polynomial: Sequence[float]) -> Expr:
+    x, square = em.let(x, "x"), end * end
+    v = em.let(clamp(x * x, -inf, square) * constant(x, 2 / square) + constant(x, -1.0), "v")
+    phi = x * horner(v, polynomial) + constant(x, 0.5)
     return em.let(x * clamp(phi, 0.0, 1.0), "gelu")
 
 

@@ -16,11 +16,10 @@ extern "C" __global__ void __launch_bounds__(256) gtco_bias_gelu(
 #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const float x = x0[v] + x1[v];
-    const float v2 = gtco::min(25.0f, x * x) * 0.08f + -1.0f;
-    const float gelu = x * gtco::min(1.0f, gtco::max(0.0f, x * gtco::polynomial(v2, 0.000608728f,
-        -0.0016132655f, 0.0017227976f, -0.0026855743f, 0.006410512f, -0.01116434f, 0.016402174f,
-        -0.023268653f, 0.031442173f, -0.04044261f, 0.051520523f, -0.07029628f,
-        0.14136378f) + 0.5f));
+    const float v2 = gtco::min(16.0f, x * x) * 0.125f + -1.0f;
+    const float gelu = x * gtco::min(1.0f, gtco::max(0.0f, x * gtco::polynomial(v2, -0.0033151472f,
+        0.008699793f, -0.012560302f, 0.02108503f, -0.036711443f, 0.056189403f, -0.08434347f,
+        0.17594291f) + 0.5f));
     y[v] = gtco::from_float<half>(gelu);
   }
   gtco::write_group<4>(out + row * 3072 + group * 4, y);
