@@ -50,8 +50,8 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     lost = max(0.0, 1.0 - target.level("L1").capacity / lines)
     again = 1.0 + lost * (CACHE_LINE / (item_a * tile.kind.step) - 1.0)
     kept = 1.0 if positions > 1 else (kblocks - 1) / kblocks  # the share of sums for later
-    # The next panel arrives while this one is used, and takes as much room. Tiles are loaded for
-    # so few products that it has gone by to L2 when they need its place in L1.
+    # The next panel arrives while this one is used, and takes as much room. Beside tiles it takes
+    # none in L1, so readings say: it is fetched to L2, and one panel lasts for few products.
     a_set = a_block + 2 * b_panel + c_tile * (held if kept else 1)
     b_set = (1 if tile.kind.in_tiles else 2) * b_panel + room * a_tile + c_tile
     if inner and not windows:  # rows are read again after all blocks of k

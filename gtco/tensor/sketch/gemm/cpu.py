@@ -167,7 +167,7 @@ class Gemm(GemmFacts):
             return Decision("kc", "block", self.depth_options)
         if "order" not in chosen and self.reorders(chosen):
             role: Role = "loops" if tile.kind.in_tiles else "order"
-            orders = ("panels", "rows", "k") if self.nests_depth(chosen) else ("panels", "rows")
+            orders = ("panels", "rows", "k") if self.keeps_panels(chosen) else ("panels", "rows")
             return Decision("order", role, orders, unsaid="panels")
         if "mc" not in chosen and (options := self.height_options(chosen)):
             return Decision("mc", "block", options)
@@ -211,9 +211,9 @@ class Gemm(GemmFacts):
         kept = self.constant_b or chosen.get("b") == "direct" or chosen["kc"] == self.view.k
         return shape.task_blocks > 1 and shape.task_panels > 1 and kept
 
-    def nests_depth(self, chosen: Mapping[str, Option]) -> bool:
-        """True if blocks of k may be the loop inside that over panels. A panel's tiles of C then
-        stay in L2 from one block of k to the next. Nothing may be packed there.
+    def keeps_panels(self, chosen: Mapping[str, Option]) -> bool:
+        """True if the loop over blocks of k may be inside that over panels (``order=k``). Nothing
+        may be packed there.
         """
         tiles, reads = self.row(chosen).kind.in_tiles, chosen["a"] == "direct" and self.constant_b
         return tiles and reads and int(chosen["kc"]) < self.view.k
