@@ -47,8 +47,6 @@ FLOWS = {
 # Only modules that make sketches may know single ones. All others ask ``gtco.tensor.sketch`` for
 # the space of a stage.
 MAKERS = {"tensor"}
-# Level 0 times the copy that packing is made of.
-TIMED = {"gtco/search/calibration/level0.py": "gtco.tensor.sketch.shared.pack"}
 # gtco bench reaches the harness, which is installed inside gtco and no part of the compiler.
 OUTSIDE = {"cli": {"bench"}}
 
@@ -99,7 +97,6 @@ def violations(path: Path) -> list[str]:
             parts[1:3] == ["tensor", "sketch"]
             and len(parts) > 3
             and here not in MAKERS
-            and TIMED.get(name) != module
         ):
             wrong.append(f"{name}:{line} imports {module}, one of the sketches: ask tensor.sketch")
     return wrong

@@ -18,12 +18,12 @@ from tvm import tirx
 from gtco.machine.target import Target
 from gtco.search.calibration.rates import WORK
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
+from gtco.tensor.emit.runs import copy_run
 from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.packing import packed_types
 from gtco.tensor.sketch import space_of
-from gtco.tensor.sketch.shared.runs import copy_run
 from gtco.tensor.space import Config, Program, Sketch, build, configs
 from gtco.tensor.stage import INT4, Operator, Stage, TensorType, make_attrs, make_stage
 from gtco.tensor.workload import Workload

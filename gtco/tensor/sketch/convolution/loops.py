@@ -10,11 +10,11 @@ from tvm import tirx
 from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit.bfloat16 import convert, literal
 from gtco.tensor.emit.emitter import Expr
+from gtco.tensor.emit.runs import copy_run
 from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.nest.emission import At, NestLoops
 from gtco.tensor.nest.shape import Task
 from gtco.tensor.sketch.convolution.facts import ConvolutionFacts
-from gtco.tensor.sketch.shared.runs import copy_run
 from gtco.tensor.space import Config
 
 

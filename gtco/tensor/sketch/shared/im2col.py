@@ -17,7 +17,7 @@ from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit.bfloat16 import literal
 from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.reader import Reader
-from gtco.tensor.sketch.shared.runs import copy_run, put
+from gtco.tensor.emit.runs import copy_run, put
 
 UNROLLED = 8  # rows of a window, at most, whose copies are written out
 

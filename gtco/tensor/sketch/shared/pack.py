@@ -14,8 +14,8 @@ from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit.bfloat16 import literal, pair
 from gtco.tensor.emit.emitter import Array, Expr
 from gtco.tensor.emit.reader import Reader
+from gtco.tensor.emit.runs import copy_run, put
 from gtco.tensor.sketch.shared.im2col import Im2col
-from gtco.tensor.sketch.shared.runs import copy_run, put
 
 RUN_COST = 3.0  # vector instructions that start a run of neighbours: its place, its border
 MOVE_COST = 3.0  # loading and storing a vector takes the time of so many vector instructions

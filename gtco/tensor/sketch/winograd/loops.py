@@ -17,11 +17,11 @@ from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit.bfloat16 import convert
 from gtco.tensor.emit.emitter import Expr
 from gtco.tensor.emit.filtering import TRANSFORMS
+from gtco.tensor.emit.runs import copy_run
 from gtco.tensor.emit.scratch import Piece
 from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.nest.emission import At, NestLoops
 from gtco.tensor.nest.nest import odd_lines
-from gtco.tensor.sketch.shared.runs import copy_run
 from gtco.tensor.sketch.shared.streaming import vector_runs
 from gtco.tensor.sketch.winograd.facts import WinogradFacts
 from gtco.tensor.space import Config
