@@ -93,11 +93,7 @@ def violations(path: Path) -> list[str]:
             wrong.append(f"{name}:{line} imports {module}, a layer above it")
         elif LEVELS[there] == LEVELS[here] and there != here and there not in FLOWS.get(name, ()):
             wrong.append(f"{name}:{line} imports {module}, a neighbour of its layer")
-        elif (
-            parts[1:3] == ["tensor", "sketch"]
-            and len(parts) > 3
-            and here not in MAKERS
-        ):
+        elif parts[1:3] == ["tensor", "sketch"] and len(parts) > 3 and here not in MAKERS:
             wrong.append(f"{name}:{line} imports {module}, one of the sketches: ask tensor.sketch")
     return wrong
 
