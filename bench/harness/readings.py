@@ -23,6 +23,7 @@ from typing import Any
 from gtco.search.calibration.profile import table_from_json
 from gtco.search.calibration.rates import RateTable
 from gtco.support.errors import OptionError
+from gtco.support.options import PRECISIONS
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 
@@ -53,9 +54,6 @@ CONVOLUTIONS = (  # side, input and output channels, kernel, stride
     (128, 32, 64, 3, 2),
 )
 ATTENTIONS = ((3, 197, 64), (6, 1370, 64))  # heads, tokens, width
-
-
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # dtypes of operands and results
 
 
 def product(m: int, k: int, n: int, dtype: str = "float32") -> Stage:
@@ -106,7 +104,9 @@ def _stored(operators: Sequence[Operator], dtype: str) -> list[Operator]:
 
 
 def _stages(precision: str) -> dict[str, Stage]:
-    """The stages of a precision, by name. The name begins with the precision unless it is fp32."""
+    """The stages whose operands and results have a precision, by name. The name begins with the
+    precision unless it is fp32.
+    """
     dtype, mark = PRECISIONS[precision], "" if precision == "fp32" else f"{precision} "
     return {
         **{f"{mark}product {m}x{k}x{n}": product(m, k, n, dtype) for m, k, n in PRODUCTS},

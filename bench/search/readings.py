@@ -33,13 +33,14 @@ from gtco.search.analytic import AnalyticPolicy
 from gtco.search.calibration.profile import machine_table, table_json
 from gtco.search.policy import priced
 from gtco.support.errors import OptionError
+from gtco.support.options import PRECISIONS
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Space
 from gtco.tensor.stage import Stage
 from gtco.tuning.measure import Measurer, Timed
 from gtco.tuning.trial import Trial
 
-from ..harness.readings import PRECISIONS, STAGES, append, load, precision_of
+from ..harness.readings import STAGES, append, load, precision_of
 from ..harness.suite import available_threads, console
 
 BATCH = 15  # configs that are timed alternately, beside the standing one

@@ -103,10 +103,8 @@ class Im2col:
         top, left = (em.let_index(x, "corner") for x in view.source(self.batch, pixel, 0, 0))
 
         def window(g: Expr, kh: Expr) -> None:
-            c, row = first + g, top + kh * down
-            with em.vector(wide, "kw") as kw:
-                value = self.value(pixel[0], row, left + kw * right, c)
-                self.put(r, (g * height + kh) * width + kw, value)
+            at, row = (g * height + kh) * width, top + kh * down
+            self.neighbours(r, at, pixel[0], row, left, first + g, wide)
 
         def whole() -> None:
             with em.loop(count, "g") as g:
@@ -134,8 +132,7 @@ class Im2col:
         em, (_, width), (_, right) = self.em, self.view.kernel, self.view.op["dilation"]
 
         def whole() -> None:
-            with em.vector(width, "kw") as kw:
-                self.put(r, at + kw, self.value(image, row, column + kw * right, c))
+            self.neighbours(r, at, image, row, column, c, width)
 
         def border() -> None:
             with em.loop(width, "kw") as kw:
@@ -147,6 +144,14 @@ class Im2col:
                 )
 
         em.branch(self.inside(row, column, row, column + (width - 1) * right), whole, border)
+
+    def neighbours(
+        self, r: Expr, at: Expr, image: Expr, row: Expr, column: Expr, c: Expr, width: int
+    ) -> None:
+        """``width`` elements of a row of a channel's window, all inside the image."""
+        right = self.view.op["dilation"][1]
+        with self.em.vector(width, "kw") as kw:
+            self.put(r, at + kw, self.value(image, row, column + kw * right, c))
 
     # elements -------------------------------------------------------------------------------------
     def value(self, image: Expr, row: Expr, column: Expr, c: Expr) -> Expr:
