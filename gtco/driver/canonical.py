@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gtco.graph.byte_weights import byte_weights
+from gtco.graph.exact_bfloat16 import exact_bfloat16
 from gtco.graph.graph import Graph
 from gtco.graph.half_weights import half_weights
 from gtco.graph.layout import channels_last
@@ -83,6 +84,9 @@ def rounded(
     - ``keeps_bytes``: weights that a file has in 8 bits stay so in memory;
     - ``float16``: weights of a float16 file are stored in float16.
     """
+    exact = exact_bfloat16(graph, policy.target, policy.predict, policy.floor)
+    if exact is not graph:
+        graph = fold_constants(exact).check()
     if narrow != "float32":
         graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
         graph = fold_constants(graph).check()

@@ -47,7 +47,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import networkx
@@ -107,7 +107,9 @@ class Pricer:
 
 
 class Search:
-    """One run of Algorithm 1: the graph by position, dp[], action[] and the memo of cones."""
+    """One run of Algorithm 1: the graph by position, dp[], action[] and the memo of cones. The
+    tensors that are ``unstored`` are no stage's result.
+    """
 
     def __init__(
         self,
@@ -117,6 +119,7 @@ class Search:
         possible: Possible,
         max_operators: int,
         max_candidates: int,
+        unstored: Collection[str] = (),
     ):
         self.graph, self.pricer, self.possible = graph, pricer, possible
         self.priced_before = len(pricer.memo)
@@ -136,6 +139,7 @@ class Search:
         self.users = users
         # A graph output, or a tensor without readers, is stored: it can only be a sink.
         self.stored = [op.output in outputs or not users[n] for n, op in enumerate(self.ops)]
+        self.unstored = {position[name] for name in unstored}
         self.parent = post_dominators(users, self.stored)
         self.below: list[list[int]] = [[] for _ in self.ops]
         for n, parent in enumerate(self.parent):
@@ -196,8 +200,11 @@ class Search:
 
     def _solve(self, sink: int) -> tuple[tuple[float, int], tuple[int, ...]]:
         """dp and action of the subtree of a sink (lines 31-40). Candidates and their prices are
-        found once per kind of cone, as positions in it.
+        found once per kind of cone, as positions in it. No stage ends in one that is not to be
+        stored.
         """
+        if sink in self.unstored:
+            return (math.inf, 1), (sink,)
         # one more than a stage may hold, by which the largest stages see that the limit cuts them
         paths = self._cone(sink, self.max_operators + 1, len(self.ops))
         cone = sorted(paths)

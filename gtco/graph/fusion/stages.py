@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from gtco.graph.fusion.dpof import Cost, Floor, Possible, Pricer, Search
 from gtco.graph.fusion.duplicate import copied_in_vain, duplicate_movement
+from gtco.graph.fusion.quantized_stores import before_quantization
 from gtco.graph.fusion.steps_in_floats import steps_in_floats
 from gtco.graph.fusion.take_apart import kinds_of_attention, taken_apart
 from gtco.graph.graph import Graph
@@ -115,8 +116,17 @@ def partition(
     start = time.perf_counter()
     pricer = cost if isinstance(cost, Pricer) else Pricer(cost)
     priced, cost_elapsed = len(pricer.memo), pricer.elapsed
-    search = Search(graph, pricer, floor, possible, max_operators, max_candidates)
-    chosen = search.select_schedule()
+    unstored = before_quantization(graph)
+    try:
+        search = Search(
+            graph, pricer, floor, possible, max_operators, max_candidates, unstored
+        )
+        chosen = search.select_schedule()
+    except UnsupportedError:
+        if not unstored:
+            raise
+        search = Search(graph, pricer, floor, possible, max_operators, max_candidates)
+        chosen = search.select_schedule()
     stages = tuple(map(steps_in_floats, chosen))
     costs = tuple(pricer.exactly(stage) for stage in stages)
     if math.inf in costs and not pricer.exact:
