@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from gtco.codegen import rolled, round_bfloat16, tiles
+from gtco.codegen import lookup, rolled, round_bfloat16, tiles
 from gtco.machine.isa import X86_64, Isa
 from gtco.machine.target import Target
 
@@ -89,6 +89,8 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
     """
     if round_bfloat16.has_instruction(llvm_target(target)):
         functions = [round_bfloat16.with_instruction(f) for f in functions]
+    if lookup.has_instruction(llvm_target(target)):
+        functions = [lookup.bound(f) for f in functions]
     functions = [rolled.bound(tiles.bound(f, target)) for f in functions]
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in alike(functions)})
     passes = [

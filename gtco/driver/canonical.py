@@ -15,6 +15,7 @@ from gtco.graph.rewrites.convolutions.phases_as_channels import phases_as_channe
 from gtco.graph.rewrites.convolutions.whole_pixels import whole_pixels
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.rewrites.pipeline import PIPELINE, Passes, Rewrite, canonicalize
+from gtco.graph.rewrites.quantized.byte_functions import byte_functions
 from gtco.graph.rewrites.quantized.integer_products import integer_products
 from gtco.graph.rewrites.quantized.one_signedness import one_signedness
 from gtco.graph.rewrites.quantized.padded_channels import padded_channels
@@ -52,6 +53,9 @@ def canonical(
     def split(graph: Graph) -> Graph:
         return split_reductions(graph, threads)
 
+    def bytewise(graph: Graph) -> Graph:
+        return byte_functions(graph, machine)
+
     def pixels(graph: Graph) -> Graph:
         return whole_pixels(graph, narrow)
 
@@ -64,7 +68,7 @@ def canonical(
     else:
         rewrites = (
             *(reciprocal_scales, quantizations, quantized_concat, quantized_pooling),
-            padded_channels,
+            *(bytewise, padded_channels),
             *(phases_as_channels, padding_taps),
             split,
         )

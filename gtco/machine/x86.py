@@ -10,6 +10,7 @@ V3 = (
 )
 V3_VNNI = (*V3, "avxvnni")
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+LATER = ("avx512vnni", "avx512vbmi")  # of Intel's Ice Lake and AMD's Zen 4
 # Linux spells these differently in /proc/cpuinfo, in more than "." and "_" (sse4_1, avx512_vnni).
 LINUX_NAMES = {"sse3": "pni", "bmi": "bmi1", "lzcnt": "abm"}
 
@@ -45,7 +46,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "znver4",
             "znver4",
-            (*V4, "avx512bf16", "avx512vnni"),
+            (*V4, "avx512bf16", *LATER),
             16,
             32,
             1,
@@ -56,7 +57,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "znver5",
             "znver5",
-            (*V4, "avx512bf16", "avx512vnni"),
+            (*V4, "avx512bf16", *LATER),
             16,
             32,
             2,
@@ -89,7 +90,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "icelake-server",
             "icelake-server",
-            (*V4, "avx512vnni"),
+            (*V4, *LATER),
             16,
             32,
             2,
@@ -100,7 +101,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "sapphirerapids",
             "sapphirerapids",
-            (*V4, "avx512bf16", "avx512vnni", *TILES),
+            (*V4, "avx512bf16", *LATER, *TILES),
             16,
             32,
             2,
@@ -111,7 +112,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "emeraldrapids",
             "emeraldrapids",
-            (*V4, "avx512bf16", "avx512vnni", *TILES),
+            (*V4, "avx512bf16", *LATER, *TILES),
             16,
             32,
             2,
@@ -122,7 +123,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "graniterapids",
             "graniterapids",
-            (*V4, "avx512bf16", "avx512vnni", *TILES),
+            (*V4, "avx512bf16", *LATER, *TILES),
             16,
             32,
             2,

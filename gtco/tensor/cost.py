@@ -22,6 +22,7 @@ from gtco.tensor.emit import scalar
 from gtco.tensor.emit.arithmetic import LIBM
 from gtco.tensor.emit.bfloat16 import ROUND
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel, lanes_of, operands
+from gtco.tensor.emit.lookup import LOOKUP
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, TensorType
 
 DIVIDE, SQUARE_ROOT = 8.0, 10.0  # their throughput on Zen 5; elsewhere it is about the same
@@ -53,6 +54,7 @@ PRICES = {
     "tirx.sqrt": SQUARE_ROOT,
     "ldexp": 3.0,  # its conversion of integers to floats, and vscalefps, which is two on Intel
     ROUND: 2.0,  # vcvtneps2bf16 and moving its half of a vector
+    LOOKUP: 4.0,  # two lookups of 128 places, the top bits and the choice by them
 }
 
 
@@ -123,6 +125,8 @@ def _instructions(
     lanes: int,
     is_rounded: bool = False,
 ) -> float:
+    if kind == "byte_function":
+        return PRICES[LOOKUP]
     names = tuple(f"x{i}" for i in range(len(dtypes)))
     op = Operator(kind, names, "y", TensorType((lanes,), out), attrs)
 

@@ -31,7 +31,7 @@ from gtco.tensor.emit.arithmetic import (
 )
 from gtco.tensor.emit.emitter import Emitter, Expr
 from gtco.tensor.emit.vector_math import constant
-from gtco.tensor.stage import Operator
+from gtco.tensor.stage import Operator, TensorType
 
 # (emitter, operator, arguments, their dtype) -> value
 Emit = Callable[[Emitter, Operator, Sequence[Expr], str], Expr]
@@ -330,6 +330,30 @@ def _binary_rows() -> list[ElementwiseOperator]:
     ]
 
 
+def _functions(op: Operator) -> list[tuple[Operator, tuple[float, ...]]]:
+    """The functions of a ``byte_function`` in order: operators of float32, each with the constants
+    that it takes beside its argument.
+    """
+    kind = TensorType((), "float32")
+    return [
+        (Operator(name, ("x",), "y", kind, attrs), rest) for name, attrs, rest in op["functions"]
+    ]
+
+
+def _composed(op: Operator, x: np.ndarray) -> np.ndarray:
+    for each, rest in _functions(op):
+        constants = [x.dtype.type(c) for c in rest]
+        x = ELEMENTWISE_OPERATORS[each.kind].meaning(each, x, *constants)
+    return x
+
+
+def _emitted(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
+    for each, rest in _functions(op):
+        constants = [constant(x, c) for c in rest]
+        x = em.let(ELEMENTWISE_OPERATORS[each.kind].emit(em, each, [x, *constants], dtype))
+    return x
+
+
 _MULTIPLY_PAIR = ElementwiseOperator(
     "multiply_pair",
     3,
@@ -355,6 +379,21 @@ _DEQUANTIZE = ElementwiseOperator(
     _plain(lambda x, scale, zero: (x - zero) * scale),
     text="(x - zero) * scale, in the dtype of the scale",
 )
+_BYTE_FUNCTION = ElementwiseOperator(
+    "byte_function",
+    6,
+    "f",
+    lambda op, x, scale, zero, *steps: special_functions.quantize(
+        op, _composed(op, special_functions.dequantize(x, scale, zero)), *steps
+    ),
+    lambda em, op, x, dtype: composite.quantize(
+        em, op, (_emitted(em, op, em.let((x[0] - x[2]) * x[1]), dtype), *x[3:]), dtype
+    ),
+    attrs=("functions", "min", "max"),
+    text="quantize(f(dequantize(x, scale, zero)), high, low, zero): a byte of a byte. f is a chain "
+    "of operators, each with its attributes and the constants beside its argument. Kernels look it "
+    "up in a table of 256 bytes",
+)
 _WHERE = ElementwiseOperator(
     "where",
     3,
@@ -371,7 +410,7 @@ ELEMENTWISE_OPERATORS: dict[str, ElementwiseOperator] = {
     row.name: row
     for row in (
         *(*_unary_rows(), *_binary_rows()),
-        *(_MULTIPLY_PAIR, _QUANTIZE, _DEQUANTIZE, _WHERE),
+        *(_MULTIPLY_PAIR, _QUANTIZE, _DEQUANTIZE, _BYTE_FUNCTION, _WHERE),
     )
 }
 UNARY = frozenset(row.name for row in ELEMENTWISE_OPERATORS.values() if row.inputs == 1)

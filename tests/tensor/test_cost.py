@@ -15,7 +15,7 @@ from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
 from gtco.tensor.operators import ELEMENTWISE, INJECTIVE, OPERATORS, pattern
 from gtco.tensor.stage import Operator, TensorType, make_attrs, make_stage
 from tests.kernels import runnable
-from tests.tensor.test_scalar import ATTRIBUTES
+from tests.tensor.test_scalar import ATTRIBUTES, FLOATS
 
 MACHINE = runnable("x86-64-v3")
 DTYPES = {"f": "float32", "i": "int32", "b": "bool"}
@@ -41,7 +41,7 @@ def assembly(op: Operator, dtypes: list[str]) -> list[str]:
     return text[text.index("\nk:") : text.index(".Lfunc_end0")].splitlines()
 
 
-@pytest.mark.parametrize("kind", [k for k, r in ELEMENTWISE_OPERATORS.items() if "f" in r.dtypes])
+@pytest.mark.parametrize("kind", [*FLOATS, "cast"])
 def test_instructions_are_those_that_llvm_makes(kind: str) -> None:
     """Divisions and square roots have their own weights; libm is called once for each lane."""
     op, dtypes = single(kind, "float32", MACHINE.lanes)

@@ -18,7 +18,7 @@ from tvm.tirx.script.builder import ir as T
 from gtco.tensor.analysis.chains import Epilogue, shape_of
 from gtco.tensor.analysis.indices import broadcast_index
 from gtco.tensor.analysis.movement import BIJECTIVE, MOVEMENT, source_index
-from gtco.tensor.emit import scalar
+from gtco.tensor.emit import lookup, scalar
 from gtco.tensor.emit.bfloat16 import literal
 from gtco.tensor.emit.choices import stored
 from gtco.tensor.emit.emitter import Array, Emitter, Expr
@@ -40,6 +40,21 @@ class Reader:
     def __post_init__(self) -> None:
         self._stored = stored(self.stage)
         self._rounded = scalar.rounded(self.stage)
+        self._tables = {
+            op.output: self._table(op) for op in self.stage.operators if op.kind == "byte_function"
+        }
+
+    def _table(self, op: Operator) -> Array:
+        """The values of a function of a byte, which this emits."""
+        em, dtypes = self.emitter, [self.stage.types[x].dtype for x in op.inputs]
+        table = em.registers(lookup.BYTES, op.type.dtype)
+        with em.loop(lookup.BYTES // em.lanes, "block") as block, em.vector(em.lanes) as lane:
+            place = block * em.lanes + lane
+            given = [self.value(x, [0] * len(self.shape(x))) for x in op.inputs[1:]]
+            byte = lookup.byte_of(place, dtypes[0])
+            value = scalar.apply(em, op, [byte, *given], ["float32", *dtypes[1:]])
+            em.store(table, [place], value)
+        return table
 
     def value(self, tensor: str, index: Sequence[Expr]) -> Expr:
         """``tensor[index]`` as an expression. Large intermediate values are bound once."""
@@ -57,6 +72,8 @@ class Reader:
     def applied(self, op: Operator, args: Sequence[Expr]) -> Expr:
         """The value of an element-wise operator for these values of its inputs."""
         dtypes = [self.stage.types[x].dtype for x in op.inputs]
+        if op.output in self._tables:
+            return lookup.looked_up(self.emitter, self._tables[op.output], args[0], dtypes[0])
         value = scalar.apply(self.emitter, op, args, dtypes, op.output in self._rounded)
         return self.emitter.reread(value) if op.output in self._stored else value
 
