@@ -165,6 +165,43 @@ def test_a_build_that_fails(kind: type, monkeypatch: pytest.MonkeyPatch, tmp_pat
             compile_to_file(model(), tmp_path / "m.so", strict=True, workers=1)
 
 
+SINGLE = """
+import sys
+from multiprocessing.connection import Connection
+from gtco.codegen.serve import serve
+from gtco.tensor.sketch.elementwise.cpu import Elementwise
+from gtco.tensor.sketch.fallback.cpu import Fallback
+def alone(build):
+    def built(self, config, symbol):
+        if len(self.stage.operators) > 1:
+            raise KeyError("what is not there")
+        return build(self, config, symbol)
+    return built
+for sketch in (Elementwise, Fallback):
+    sketch.build = alone(sketch.build)
+serve(Connection(int(sys.argv[1])))
+"""
+
+
+def test_a_quantizing_stage_is_cut_into_operators(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Inside of a stage, what it quantizes are floats, which the graph does not know."""
+    script = tmp_path / "worker.py"
+    script.write_text(SINGLE)
+    command = (sys.executable, str(script))
+    monkeypatch.setattr(making, "Workers", partial(Workers, command=command))
+    quantized = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+        quantized (float[5, 16] x) => (float[5, 16] y)
+        <float s = {0.0625}, uint8 z = {128}>
+        { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Sin(d) }""")
+    compiled = compile_model(quantized, workers=1)
+    x = RNG.standard_normal((5, 16), dtype=np.float32)
+    wanted = np.sin(np.rint(x * 16) / 16)
+    np.testing.assert_allclose(compiled(x), wanted, rtol=1e-5, atol=1e-6)
+    assert len(compiled.report.stages) == 3
+
+
 def test_the_fallback_fails_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sketch, "RULES", (fallback.match,))
     script = tmp_path / "worker.py"

@@ -67,7 +67,8 @@ def placed(graph: Graph, stages: Sequence[Stage], kernels: Mapping[str, Kernel])
     }
     offsets, total = plan_arena(
         [
-            *((graph.types[n].nbytes, first[n], last[n]) for n in inner),
+            # a stage that was cut into operators makes tensors that are not in the graph
+            *((stages[first[n]].output.type.nbytes, first[n], last[n]) for n in inner),
             *((kernel.scratch, i, i) for i, kernel in together.items()),
         ]
     )
