@@ -49,9 +49,9 @@ def note(model: onnx.ModelProto) -> str:
         )
     return (
         f"the model is quantized ({listed}): products by quantized weights are computed in int8 if "
-        "the target has VNNI (AVX512-VNNI or AVX-VNNI) or Arm's DotProd; everything else, "
-        "attention included, is "
-        "computed in float32"
+        "the target has VNNI (AVX512-VNNI or AVX-VNNI) or Arm's DotProd, quantized products of "
+        "attention in bfloat16, exactly, if the target multiplies it, and everything else in "
+        "float32"
     )
 
 

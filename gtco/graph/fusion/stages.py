@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gtco.graph.fusion.dpof import Cost, Floor, Possible, Pricer, Search
@@ -116,17 +116,20 @@ def partition(
     start = time.perf_counter()
     pricer = cost if isinstance(cost, Pricer) else Pricer(cost)
     priced, cost_elapsed = len(pricer.memo), pricer.elapsed
-    unstored = before_quantization(graph)
-    try:
+
+    def searched(unstored: Collection[str]) -> tuple[Search, list[Stage]]:
         search = Search(
             graph, pricer, floor, possible, max_operators, max_candidates, unstored
         )
-        chosen = search.select_schedule()
+        return search, search.select_schedule()
+
+    unstored = before_quantization(graph)
+    try:
+        search, chosen = searched(unstored)
     except UnsupportedError:
         if not unstored:
             raise
-        search = Search(graph, pricer, floor, possible, max_operators, max_candidates)
-        chosen = search.select_schedule()
+        search, chosen = searched(())  # no kernel can do one of them with what follows it
     stages = tuple(map(steps_in_floats, chosen))
     costs = tuple(pricer.exactly(stage) for stage in stages)
     if math.inf in costs and not pricer.exact:

@@ -13,6 +13,7 @@ from gtco.tensor.stage import ITEM_BYTES
 from gtco.tensor.workload import Layer, Stream
 
 PAGE = 4096  # bytes of the addresses that choose a set of L1
+FILLS = 16  # lines that L1 fetches at a time on a Golden Cove (Intel's optimization manual)
 REACH = 64  # pages whose addresses a core keeps at hand; it has room for 96 on a Granite Rapids
 
 
@@ -103,11 +104,12 @@ def layers(nest: Nest, target: Target) -> tuple[Layer, ...]:
     # prefetcher does so from the second line of a run, which is a row of a tile. Stores delay the
     # tile unit more: there a run is a row of the task if blocks of rows meet all panels, or if the
     # pages of all rows stay at hand until the next panel; and a line of two panels is stored twice.
+    # A block of more rows than L1 fetches lines at a time waits for the first ones.
     width, run, touched = stored_c * columns, stored_c * columns, task_c
     if tile.kind.in_tiles:
         pages = rows * min(1.0, stored_c * n / PAGE)
         run *= panels if nest.order == "rows" or pages <= REACH else 1
-        touched *= max(1.0, CACHE_LINE / width)
+        touched *= max(1.0, CACHE_LINE / width) * max(1.0, height / FILLS)
     fetched = Stream(2 * touched * min(1.0, CACHE_LINE / run), whole_c, handed=True)
     task = Layer(1, (), (fetched, Stream(touched, whole_c, handed=True)), shape.tasks)
     return micro, panel, block, task
