@@ -46,7 +46,7 @@ def infer_type(
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), "bool")
     if kind == "where":
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), inputs[1].dtype)
-    if kind in ("cast", "quantize"):
+    if kind in ("cast", "quantize", "byte_function"):
         pass
     elif kind == "dequantize":
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), inputs[1].dtype)

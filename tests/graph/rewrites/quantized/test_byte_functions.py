@@ -21,9 +21,11 @@ LOOKS_UP, COMPUTES = "icelake-server", "x86-64-v4"
 Body = Callable[[Graph, str], str]
 
 
-def between(body: Body, again: tuple[float, int] = (0.02, 90), zero: int = 100) -> Graph:
+def between(
+    body: Body, again: tuple[float, int] = (0.02, 90), zero: int = 100, dtype: str = "uint8"
+) -> Graph:
     """A function of what was dequantized by the scale 0.05, quantized ``again`` by another scale
-    and zero point.
+    and zero point, to ``dtype``.
     """
     graph = Graph(("q",), ("r",), {"q": TensorType(SHAPE, "uint8")})
     given = (number(graph, 0.05), number(graph, zero))
@@ -32,8 +34,8 @@ def between(body: Body, again: tuple[float, int] = (0.02, 90), zero: int = 100) 
     scale, zero = again
     high = np.float32(1 / scale)
     steps = [number(graph, v) for v in (high, np.float32(1 / scale - np.float64(high)), zero)]
-    kind = TensorType(graph.types[y].shape, "uint8")
-    graph.add("quantize", (y, *steps), kind, output="r", min=0.0, max=255.0)
+    kind, low = TensorType(graph.types[y].shape, dtype), -128.0 if dtype == "int8" else 0.0
+    graph.add("quantize", (y, *steps), kind, output="r", min=low, max=low + 255)
     return graph.check()
 
 
@@ -75,9 +77,10 @@ def by_row(graph: Graph, x: str) -> str:
     return graph.add("multiply", (x, rows))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("body", [plain, gelu, relu, scaled, turned])
-def test_taken(body: Body) -> None:
-    before = between(body)
+def test_taken(body: Body, dtype: str) -> None:
+    before = between(body, dtype=dtype)
     after = byte_functions(before, TARGETS[LOOKS_UP]).check()
     kinds = {op.kind for op in after.operators.values()}
     assert kinds - {"permute", "reshape", "identity"} == {"byte_function"}
