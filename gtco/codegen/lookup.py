@@ -11,10 +11,9 @@ import tvm
 from tvm import tirx
 
 from gtco.tensor.emit.emitter import CALLED, lanes_of
-from gtco.tensor.emit.lookup import CALLED_AS, LOOKUP
+from gtco.tensor.emit.lookup import CALLED_AS, FEATURE, LOOKUP
 
 VECTORS = (2, 4, 8, 16, 32, 64)  # lanes
-FEATURE = "avx512vbmi"
 _FIND = "llvm.x86.avx512.vpermi2var.qi.512"
 
 

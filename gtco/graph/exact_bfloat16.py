@@ -20,7 +20,7 @@ from gtco.graph.fusion.dpof import Floor
 from gtco.graph.fusion.stages import no_floor
 from gtco.graph.graph import Graph
 from gtco.graph.precision import Cost, Prices
-from gtco.graph.rewrites.apply import MOVES, apply_rule, scalar
+from gtco.graph.rewrites.apply import MOVES, apply_rule, moved, scalar
 from gtco.machine.target import Machine, Target
 from gtco.support.garbage import uncollected
 from gtco.tensor.intrinsics.table import kinds
@@ -92,10 +92,7 @@ def _exact(graph: Graph, x: _Steps) -> str:
     one = graph.add_constant(np.array(1, np.float32), "one")
     y = graph.add("dequantize", (x.q, one, x.zero), TensorType(shape, "float32"))
     y = graph.add("cast", (y,), TensorType(shape, DTYPE))
-    for op in reversed(x.moves):
-        kind = TensorType(op.type.shape, DTYPE)
-        y = graph.add(op.kind, (y,), kind, name=op.name, **dict(op.attrs))
-    return y
+    return moved(graph, y, reversed(x.moves))
 
 
 def _normal(scale: float) -> bool:

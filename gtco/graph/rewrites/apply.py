@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy
 
@@ -101,6 +101,14 @@ def axis_vector(graph: Graph, tensor: str, axis: int, shape: Sequence[Dim]) -> n
     if here >= 0 and value.shape[here] == size == value.size:
         return value.reshape(size)
     return None
+
+
+def moved(graph: Graph, tensor: str, moves: Iterable[Operator]) -> str:
+    """The tensor after this movement, in its own dtype."""
+    for op in moves:
+        made = TensorType(op.type.shape, graph.types[tensor].dtype)
+        tensor = graph.add(op.kind, (tensor,), made, name=op.name, **dict(op.attrs))
+    return tensor
 
 
 def with_constant(graph: Graph, op: Operator) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from gtco.tensor.emit.arithmetic import cast
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, lanes_of
 
 BYTES = 256
+FEATURE = "avx512vbmi"  # of the CPUs that look up vectors of bytes
 CALLED_AS = "gtco_lookup"  # the beginning of the names of the functions that look up
 LOOKUP = f"tirx.{CALLED_AS}"
 PURE = 1  # TVM's CallEffectKind

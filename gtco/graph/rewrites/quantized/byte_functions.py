@@ -1,4 +1,4 @@
-"""What is computed of a dequantized tensor and quantized again is a function of a byte.
+"""A dequantization, operators of one argument and a quantization become one function of a byte.
 
 before: q2 = quantize(gelu(dequantize(q, s, z)), h, l, z2)
 after:  q2 = byte_function(q, s, z, h, l, z2), with functions (gelu)
@@ -21,12 +21,12 @@ from functools import partial
 import numpy
 
 from gtco.graph.graph import Graph
-from gtco.graph.rewrites.apply import MOVES, apply_rule, scalar
+from gtco.graph.rewrites.apply import MOVES, apply_rule, moved, scalar
 from gtco.machine.target import Machine, Target
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS, UNARY
+from gtco.tensor.emit.lookup import FEATURE
 from gtco.tensor.stage import Attrs, Operator, TensorType, make_attrs
 
-FEATURE = "avx512vbmi"
 LEAST = 4096  # elements: to make a table takes time too
 _WITH_CONSTANT = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 # An operator of one argument: its kind, its attributes and the constants beside the argument.
@@ -65,13 +65,13 @@ def _rule(tables: bool, graph: Graph, op: Operator) -> str | None:
     kind = TensorType(graph.types[q].shape, op.type.dtype)
     made = Operator("byte_function", (q, *steps), "", kind, attrs, op.name)
     if not _changes(graph, made):
-        return _moved(graph, q, moves)
+        return moved(graph, q, moves)
     if not tables or kind.size < LEAST:
         return None
     if any(graph.only_user(x.output) is None for x in between):  # they would be computed twice
         return None
     y = graph.add(made.kind, made.inputs, kind, name=op.name, **dict(attrs))
-    return _moved(graph, y, moves)
+    return moved(graph, y, moves)
 
 
 def _function(graph: Graph, op: Operator) -> tuple[str, _Function] | None:
@@ -97,11 +97,3 @@ def _changes(graph: Graph, op: Operator) -> bool:
     meaning = ELEMENTWISE_OPERATORS[op.kind].meaning
     with numpy.errstate(all="ignore"):
         return not bool((meaning(op, every, *steps) == every).all())
-
-
-def _moved(graph: Graph, q: str, moves: list[Operator]) -> str:
-    """The bytes after this movement."""
-    for op in moves:
-        kind = TensorType(op.type.shape, graph.types[q].dtype)
-        q = graph.add(op.kind, (q,), kind, name=op.name, **dict(op.attrs))
-    return q

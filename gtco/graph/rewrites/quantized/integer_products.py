@@ -30,7 +30,7 @@ from typing import Any
 import numpy
 
 from gtco.graph.graph import Graph
-from gtco.graph.rewrites.apply import MOVES, apply_rule, constant_value
+from gtco.graph.rewrites.apply import MOVES, apply_rule, constant_value, moved
 from gtco.machine.target import Machine, Target
 from gtco.tensor.analysis.window import narrow_groups
 from gtco.tensor.intrinsics.table import kinds
@@ -122,7 +122,7 @@ def _integer(
     value = 0 if a.zero is None else _scalar_value(graph, a.zero)
     if padded and value is None:
         return None
-    q, zero, value = _moved(graph, a), a.zero, value
+    q, zero = moved(graph, a.q, reversed(a.moves)), a.zero
     if graph.types[q].dtype != wanted:
         shift = _SHIFT if wanted == "uint8" else -_SHIFT
         q = _shifted(graph, q, wanted, shift)
@@ -248,15 +248,6 @@ def _small(graph: Graph, zero: str) -> bool:
 def _scalar_value(graph: Graph, tensor: str) -> int | None:
     value = constant_value(graph, tensor)
     return None if value is None else int(value.reshape(()))
-
-
-def _moved(graph: Graph, a: _Quantized) -> str:
-    """q in its place: the movement of the tensor, of its 8 bits."""
-    q = a.q
-    for op in reversed(a.moves):
-        made = TensorType(op.type.shape, graph.types[q].dtype)
-        q = graph.add(op.kind, (q,), made, name=op.name, **dict(op.attrs))
-    return q
 
 
 def _shifted(graph: Graph, q: str, wanted: str, shift: int) -> str:
