@@ -11,6 +11,7 @@ import tvm
 from tvm import tirx
 
 from gtco.tensor.emit.emitter import CALLED, lanes_of
+from gtco.tensor.emit.llvm_source import with_source
 from gtco.tensor.emit.lookup import CALLED_AS, FEATURE, LOOKUP
 
 VECTORS = (2, 4, 8, 16, 32, 64)  # lanes
@@ -60,8 +61,7 @@ def bound(function: Any) -> Any:
     """The kernel with the functions that a lowered lookup calls."""
     if CALLED_AS not in map(str, (function.attrs or {}).get(CALLED, ())):
         return function
-    zero = tirx.const(0, "int32")
-    return function.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", SOURCE, function.body))
+    return with_source(function, SOURCE)
 
 
 def _lower(call: Any) -> Any:

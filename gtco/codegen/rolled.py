@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
-
 from gtco.tensor.emit.emitter import CALLED, ROLLED
+from gtco.tensor.emit.llvm_source import with_source
 
 SOURCE = f"""\
 define internal i32 @{ROLLED}() alwaysinline {{
@@ -28,5 +27,4 @@ def bound(function: Any) -> Any:
     """The kernel with the function that marks its rolled loops."""
     if ROLLED not in map(str, (function.attrs or {}).get(CALLED, ())):
         return function
-    zero = tirx.const(0, "int32")
-    return function.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", SOURCE, function.body))
+    return with_source(function, SOURCE)

@@ -12,6 +12,7 @@ from tvm import tirx
 from gtco.machine.isa import ISAS
 from gtco.tensor.emit.bfloat16 import ROUND, rounded_by_integers
 from gtco.tensor.emit.emitter import lanes_of
+from gtco.tensor.emit.llvm_source import with_source
 
 VECTORS = (2, 4, 8, 16, 32)  # lanes
 NARROW = "avx512vl"  # without it, AVX-512's instructions take vectors of 512 bits alone
@@ -42,8 +43,7 @@ SOURCE = _source()
 
 def with_instruction(function: Any) -> Any:
     """The kernel with the functions that a lowered rounding calls."""
-    zero = tirx.const(0, "int32")
-    return function.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", SOURCE, function.body))
+    return with_source(function, SOURCE)
 
 
 def has_instruction(description: Any) -> bool:

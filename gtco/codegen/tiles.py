@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tvm import tirx
-
 from gtco.machine.target import TILES, Target
 from gtco.tensor.emit.emitter import CALLED
+from gtco.tensor.emit.llvm_source import with_source
 from gtco.tensor.intrinsics.tiles import LINE, PREFIX, tile_rows
 
 # Kernels that are compiled together share these functions and the emulated tiles.
@@ -196,8 +195,7 @@ def bound(function: Any, target: Target) -> Any:
     if not names:
         return function
     source = definitions(names, emulated=TILES[0] in target.emulated)
-    zero = tirx.const(0, "int32")
-    return function.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", source, function.body))
+    return with_source(function, source)
 
 
 def definitions(names: Iterable[str], emulated: bool) -> str:

@@ -18,6 +18,7 @@ from tvm import tirx
 from gtco.machine.target import Target
 from gtco.search.calibration.rates import WORK
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
+from gtco.tensor.emit.llvm_source import with_source
 from gtco.tensor.emit.runs import copy_run
 from gtco.tensor.intrinsics.emission import Operand
 from gtco.tensor.intrinsics.product import multiply, prepared
@@ -244,8 +245,7 @@ def repeated(function: Any, times: int) -> Any:
         tirx.ForKind.SERIAL,
         tirx.SeqStmt([*changed, function.body]),
     )
-    zero = tirx.const(0, "int32")
-    return function.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", CHANGED_SOURCE, loop))
+    return with_source(function, CHANGED_SOURCE, loop)
 
 
 assert WORK == ("vector", "exp", "reduce", "shuffle", "pack", "store")  # what probes() yields

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
-import tvm
 from tvm import tirx
 
 from gtco.tensor.emit.arithmetic import cast, is_nan
 from gtco.tensor.emit.emitter import Emitter, Expr, lanes_of
+from gtco.tensor.emit.llvm_source import vector_operator
 from gtco.tensor.emit.vector_math import bits, constant, from_bits
 
 BFLOAT16 = "bfloat16"
 ROUND = "tirx.gtco_round_bfloat16"  # an operator: float32 to the bits of the nearest bfloat16
-PURE = 1  # TVM's CallEffectKind
 QUIET = 0x0040  # the first bit of the fraction: a NaN that is cut must not become infinity
 
-tvm.get_global_func("ir.RegisterOp")(ROUND, "float32 to the bits of the nearest bfloat16")
-tvm.ir.register_op_attr(ROUND, "TVectorizable", True)
-tvm.ir.register_op_attr(ROUND, "TCallEffectKind", PURE)
+vector_operator(ROUND, "float32 to the bits of the nearest bfloat16")
 
 
 def widened(x: Expr) -> Expr:

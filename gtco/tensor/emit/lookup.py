@@ -7,21 +7,18 @@ same in either way. A vector of bytes is looked up in a few instructions
 
 from __future__ import annotations
 
-import tvm
 from tvm import tirx
 
 from gtco.tensor.emit.arithmetic import cast
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, lanes_of
+from gtco.tensor.emit.llvm_source import vector_operator
 
 BYTES = 256
 FEATURE = "avx512vbmi"  # of the CPUs that look up vectors of bytes
 CALLED_AS = "gtco_lookup"  # the beginning of the names of the functions that look up
 LOOKUP = f"tirx.{CALLED_AS}"
-PURE = 1  # TVM's CallEffectKind
 
-tvm.get_global_func("ir.RegisterOp")(LOOKUP, "the byte at a place of a table of 256 bytes")
-tvm.ir.register_op_attr(LOOKUP, "TVectorizable", True)
-tvm.ir.register_op_attr(LOOKUP, "TCallEffectKind", PURE)
+vector_operator(LOOKUP, "the byte at a place of a table of 256 bytes")
 
 
 def byte_of(place: Expr, dtype: str) -> Expr:

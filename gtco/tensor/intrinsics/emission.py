@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
-from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, lanes_of
+from gtco.tensor.emit.llvm_source import source
 from gtco.tensor.emit.vector_math import from_bits
 from gtco.tensor.intrinsics.instructions import BFDOT, BFMMLA, DOT, DOT_BYTES, SDOT, SMMLA, SOURCES
 from gtco.tensor.intrinsics.table import MicroKernel
@@ -205,15 +205,10 @@ def _iterations(em: Emitter, steps: Expr, block: int | None, rolled: bool) -> It
             yield em.index(which * block + k)
 
 
-@contextmanager
-def _helpers(tile: MicroKernel) -> Iterator[None]:
+def _helpers(tile: MicroKernel) -> AbstractContextManager[None]:
     """The LLVM functions that the row's kind calls."""
-    source = SOURCES.get(tile.kind.name)
-    if source is None:
-        yield
-        return
-    with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", source):
-        yield
+    text = SOURCES.get(tile.kind.name)
+    return nullcontext() if text is None else source(text)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit.llvm_source import source
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.nest.open import FIELDS, L3, MEMORY, OpenNest
@@ -79,7 +80,7 @@ def any_size(
     types = {"a": ANY, "b": ANY, "numbers": TensorType((numbers,), "int64")}
 
     def body(em: Emitter, args: KernelArguments) -> None:
-        with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", edges(em.lanes)):
+        with source(edges(em.lanes)):
             emit(em, args)
 
     return kernel(symbol, types, ANY, ANY.nbytes // 4, lanes, body, wide=True)
