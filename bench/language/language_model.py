@@ -39,14 +39,14 @@ from gtco.tensor.stage import Stage
 
 from ..harness.readings import FOLDER as READINGS
 from ..harness.steps import run, say
-from . import corpus, demonstrations, rankings, sample
-from .demonstrations import Demonstration
+from .data import corpus, demonstrations, rankings, sample
+from .data.demonstrations import Demonstration
+from .data.stages import Collected, read
+from .data.workloads import CPU, workloads
 from .options import parser
-from .stages import Collected, read
-from .workloads import CPU, workloads
 
 if TYPE_CHECKING:
-    from .train import Course, Lessons
+    from .training.train import Course, Lessons
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,8 +64,8 @@ def sampling(options: argparse.Namespace) -> int:
 
 
 def pretraining(options: argparse.Namespace) -> int:
-    from .finetune import pretrain
-    from .train import Course
+    from .training.finetune import pretrain
+    from .training.train import Course
 
     vocabulary = vocabulary_of(options.folder)
     held = sample.held_out(collected_in(options.folder))
@@ -81,7 +81,7 @@ def pretraining(options: argparse.Namespace) -> int:
 
 
 def finetuning(options: argparse.Namespace) -> int:
-    from .finetune import MEASURED, RANKED, base_of, beside, best_only, finetune, mean_of
+    from .training.finetune import MEASURED, RANKED, base_of, beside, best_only, finetune, mean_of
 
     base = base_of(options.folder, options.base)
     grammar = Grammar(base.vocabulary)
@@ -128,7 +128,7 @@ def finetuning(options: argparse.Namespace) -> int:
 
 def ranking(options: argparse.Namespace) -> int:
     """Rankings of drawn configs by the analytic price."""
-    from .teaching import of_prices
+    from .data.teaching import of_prices
 
     grammar = Grammar(vocabulary_of(options.folder))
     training = sample.new_stages(collected_in(options.folder))
@@ -138,9 +138,9 @@ def ranking(options: argparse.Namespace) -> int:
 
 
 def measuring(options: argparse.Namespace) -> int:
-    """The loop of :mod:`bench.language.measuring` on this machine."""
-    from .finetune import MEASURED, beside, finetune
-    from .measuring import loop
+    """The loop of :mod:`bench.language.training.measuring` on this machine."""
+    from .training.finetune import MEASURED, beside, finetune
+    from .training.measuring import loop
 
     end = time.monotonic() + options.seconds
     collected = collected_in(options.folder)
@@ -192,7 +192,7 @@ def measuring(options: argparse.Namespace) -> int:
 
 
 def evaluating(options: argparse.Namespace) -> int:
-    from .evaluate import LEAST, agreement, errors, judge, lines, summary
+    from .evaluation.evaluate import LEAST, agreement, errors, judge, lines, summary
 
     model = load(options.model)
     collected = collected_in(options.folder)
@@ -227,7 +227,7 @@ def evaluating(options: argparse.Namespace) -> int:
 
 def searching(options: argparse.Namespace) -> int:
     """The model beside other searches on stages of held-out models, measured here."""
-    from . import live
+    from .evaluation import live
 
     table = cached(cpu_target())
     if table is None:
@@ -256,7 +256,7 @@ def searching(options: argparse.Namespace) -> int:
 
 def comparing(options: argparse.Namespace) -> int:
     """Libraries of whole models, made with the model and with the search."""
-    from . import whole
+    from .evaluation import whole
 
     rows = whole.run(
         options.models.split(","),
@@ -282,8 +282,8 @@ def _parts(
 
 
 def ablating(options: argparse.Namespace) -> int:
-    from .ablate import ablate
-    from .finetune import base_of
+    from .evaluation.ablate import ablate
+    from .training.finetune import base_of
 
     base = base_of(options.folder)
     collected = collected_in(options.folder)

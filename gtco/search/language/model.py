@@ -7,7 +7,7 @@ of every word. A word of a number or of a class is embedded by what :attr:`Vocab
 of it too. The keys and values of a prefix are kept, so a further word costs one step.
 
 The file is numpy's ``.npz``: the arrays in float16 and a header with version, sizes and
-vocabulary. ``bench/language/network.py`` is the same model in torch, for training.
+vocabulary. ``bench/language/training/network.py`` is the same model in torch, for training.
 """
 
 from __future__ import annotations

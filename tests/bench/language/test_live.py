@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bench.harness.lines import append
-from bench.language import live
-from bench.language.live import Drawn, Row
+from bench.language.evaluation import live
+from bench.language.evaluation.live import Drawn, Row
 from bench.language.options import SYSTEMS
 from gtco.codegen.workers import Workers
 from gtco.machine.target import detect

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.harness import readings
-from bench.language import measuring
-from bench.language.measuring import Turn, converged, dealt, loop, next_batch, state
+from bench.language.training import measuring
+from bench.language.training.measuring import Turn, converged, dealt, loop, next_batch, state
 from gtco.machine.target import TARGETS
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.records.records import Outcome, Record, Records, circumstances

@@ -12,24 +12,19 @@ import numpy as np
 import pytest
 
 from bench.harness import readings
-from bench.language import (
-    corpus,
-    demonstrations,
-    evaluate,
-    finetune,
-    language_model,
-    sample,
-    teaching,
-)
-from bench.language.corpus import Corpus, Sentence, corpus_of
-from bench.language.demonstrations import Demonstration, of_readings
-from bench.language.machines import MACHINES, Place, places
-from bench.language.network import Network
-from bench.language.resizing import resized
-from bench.language.stages import Collected, read
-from bench.language.stages import write as keep
-from bench.language.train import Course, train
-from bench.language.workloads import CPU, GPU, HELD_OUT, Workload, workloads
+from bench.language import language_model
+from bench.language.data import corpus, demonstrations, sample, teaching
+from bench.language.data.corpus import Corpus, Sentence, corpus_of
+from bench.language.data.demonstrations import Demonstration, of_readings
+from bench.language.data.machines import MACHINES, Place, places
+from bench.language.data.resizing import resized
+from bench.language.data.stages import Collected, read
+from bench.language.data.stages import write as keep
+from bench.language.data.workloads import CPU, GPU, HELD_OUT, Workload, workloads
+from bench.language.evaluation import evaluate
+from bench.language.training import finetune
+from bench.language.training.network import Network
+from bench.language.training.train import Course, train
 from gtco.machine.target import TARGETS
 from gtco.search.language.generation import Author
 from gtco.search.language.model import Sizes, load

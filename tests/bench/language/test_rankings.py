@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from bench.harness import readings
-from bench.language import finetune, listwise, rankings, sample
-from bench.language.ablate import VARIANTS, ablate, silent
-from bench.language.demonstrations import policy_of
-from bench.language.machines import Place
-from bench.language.network import Network
-from bench.language.rankings import KEPT, Rankings, rankings_of, taught
-from bench.language.train import Course, train
-from bench.language.workloads import Workload
+from bench.language.data import rankings, sample
+from bench.language.data.demonstrations import policy_of
+from bench.language.data.machines import Place
+from bench.language.data.rankings import KEPT, Rankings, rankings_of, taught
+from bench.language.data.workloads import Workload
+from bench.language.evaluation.ablate import VARIANTS, ablate, silent
+from bench.language.training import finetune, listwise
+from bench.language.training.network import Network
+from bench.language.training.train import Course, train
 from gtco.machine.target import TARGETS
 from gtco.search.language.generation import Author
 from gtco.search.language.model import Sizes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bench.harness.lines import append
-from bench.language import whole
-from bench.language.whole import Row
+from bench.language.evaluation import whole
+from bench.language.evaluation.whole import Row
 from gtco.search.records.shipped import shipped
 from gtco.support.options import Tune
 

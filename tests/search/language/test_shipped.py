@@ -9,8 +9,8 @@ from statistics import geometric_mean
 import pytest
 
 from bench.harness import readings
-from bench.language.demonstrations import of_readings
-from bench.language.evaluate import judge
+from bench.language.data.demonstrations import of_readings
+from bench.language.evaluation.evaluate import judge
 from gtco.search.language.model import SHIPPED, load
 from tests.search.language.corpora import spaces
 

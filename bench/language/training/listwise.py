@@ -23,8 +23,8 @@ from torch import Tensor
 
 from gtco.search.language.policy import SHARPNESS
 
+from ..data.rankings import Rankings
 from .network import Network, _norm
-from .rankings import Rankings
 
 SLOPE = 0.6  # nats of time: sentences that are slower still need only be as unlikely
 SLOPED, LEGAL = 0.02, 1.0  # the weights of the second and the third part

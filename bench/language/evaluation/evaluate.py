@@ -26,7 +26,7 @@ from gtco.search.language.policy import SHARPNESS
 from gtco.search.policy import priced
 from gtco.tensor.space import Config
 
-from .demonstrations import Demonstration, policy_of
+from ..data.demonstrations import Demonstration, policy_of
 
 TRIALS = (1, 10, 16, 32)
 LEAST = 4  # measured configs that a stage needs

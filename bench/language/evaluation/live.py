@@ -40,11 +40,11 @@ from gtco.tuning.result import StageResult
 from gtco.tuning.tune import tune
 from gtco.tuning.view import View
 
-from ..harness.lines import append, read
-from ..search.metaschedule import Search, Task, beside, programs
-from ..search.tvm_kernels import Program
-from .stages import Collected
-from .workloads import Workload
+from ...harness.lines import append, read
+from ...search.metaschedule import Search, Task, beside, programs
+from ...search.tvm_kernels import Program
+from ..data.stages import Collected
+from ..data.workloads import Workload
 
 TRIALS = (1, 10, 16, 32, 64)  # and all of them
 PATIENCE = 100_000  # slots without a gain: a system spends all its trials

@@ -14,11 +14,11 @@ import torch
 from gtco.search.language.model import LanguageModel
 from gtco.search.language.words import Vocabulary
 
-from . import listwise
-from .finetune import RANKED, best_only, split
-from .network import Network
-from .rankings import Rankings
-from .train import CLIPPED, Lessons, optimizer_of, share, training_loss
+from ..data.rankings import Rankings
+from ..training import listwise
+from ..training.finetune import RANKED, best_only, split
+from ..training.network import Network
+from ..training.train import CLIPPED, Lessons, optimizer_of, share, training_loss
 
 JUDGED = 200  # rankings of stages that are not trained on
 

@@ -23,10 +23,10 @@ from gtco.search.language.model import LanguageModel, Sizes, load, save
 from gtco.search.language.words import Vocabulary
 from gtco.support.errors import OptionError
 
-from . import rankings
-from .corpus import Corpus, Sentence, corpus_of
+from ..data import rankings
+from ..data.corpus import Corpus, Sentence, corpus_of
+from ..data.rankings import Ranking, Rankings, rankings_of
 from .network import Network
-from .rankings import Ranking, Rankings, rankings_of
 from .train import Course, Lessons, Point, train
 
 UNSEEN = 0.02  # share of the stages whose sentences are not trained on, for the curve

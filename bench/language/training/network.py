@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gtco.search.language.model import EPSILON, LanguageModel, Sizes
 from gtco.search.language.words import Vocabulary
 
-from .corpus import Corpus
+from ..data.corpus import Corpus
 
 INITIAL = 0.02  # the standard deviation of weights
 

@@ -35,7 +35,7 @@ from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Space
 from gtco.tensor.stage import Stage
 
-from ..harness import readings
+from ...harness import readings
 from .machines import Place
 from .rankings import Ranking, ranking_of
 

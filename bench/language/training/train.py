@@ -25,10 +25,11 @@ from torch import Tensor
 from gtco.machine.target import cpu_target
 from gtco.support.errors import OptionError
 
-from . import archive, listwise
-from .corpus import Corpus
+from ..data import archive
+from ..data.corpus import Corpus
+from ..data.rankings import Rankings
+from . import listwise
 from .network import Network, batch_of, loss_of
-from .rankings import Rankings
 
 Lessons = Corpus | Rankings
 

@@ -6,7 +6,7 @@ sentences is the better one, and by how much. Times come from two sources:
 
 - the analytic price of drawn configs (:func:`taught`), of which there are as many as one likes,
   because nothing is built;
-- measurements, as :mod:`bench.language.demonstrations` reads them.
+- measurements, as :mod:`bench.language.data.demonstrations` reads them.
 
 With each word stands the set of words that were legal there. So a training knows the likelihood
 among these, which is what :class:`gtco.search.language.generation.Author` ranks by.

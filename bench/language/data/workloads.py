@@ -20,8 +20,8 @@ from gtco.models.setr import Setr
 from gtco.models.vit import DinoV2, VisionTransformer
 from gtco.models.weights import initialise
 
-from ..models.names import FIVE
-from ..models.wide import MEMBERS as WIDE
+from ...models.names import FIVE
+from ...models.wide import MEMBERS as WIDE
 
 # Layers of these repeat, so two of them have every stage.
 REPEATED, LAYERS = (VisionTransformer, DinoV2, Setr), 2

@@ -22,9 +22,9 @@ from gtco.compiler import compile_to_file
 from gtco.search.records import shipped
 from gtco.support.options import Tune
 
-from ..harness.lines import append, read
-from ..harness.rounds import Contender, compare
-from ..harness.workload import Workload, candidates, prepare
+from ...harness.lines import append, read
+from ...harness.rounds import Contender, compare
+from ...harness.workload import Workload, candidates, prepare
 
 UNTUNED, SEARCH = "untuned", "search"
 PATIENCE = 100_000  # slots without a gain: the language model has all its trials

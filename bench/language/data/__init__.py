@@ -1,0 +1,1 @@
+"""The data: workloads, their stages, sentences about them, rankings of configs."""

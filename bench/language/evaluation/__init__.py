@@ -1,0 +1,1 @@
+"""The figures: by what was measured before, measured now, whole models, ablations."""
