@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import threading
 import weakref
@@ -15,18 +14,12 @@ from typing import Any, Literal, NoReturn, overload
 import numpy as np
 
 from gtco.runtime.binding import bind, feeds_of, given_outputs, output_names
-from gtco.runtime.elf import read_contents
 from gtco.runtime.gpu.tensors import Caller, device_of
 from gtco.runtime.library import BUSY, LAUNCHES, OK, open_library, release, tensor_specs
 from gtco.runtime.plan import TensorSpec
-from gtco.runtime.publish import publish, staging, weights_name, write_error
+from gtco.runtime.publish import copy_published
 from gtco.runtime.tensors import Place, address_of, as_stored, like
-from gtco.runtime.variants import (
-    SizedModel,
-    Variants,
-    choose_some,
-    open_sizes,
-)
+from gtco.runtime.variants import SizedModel, Variants, choose_some, open_sizes
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.support.options import MOST_THREADS, check_place, check_whole
 from gtco.support.sizes import Range
@@ -346,19 +339,7 @@ class Model:
         if target == self.path:
             return target
         check_place(target)
-        with staging(target) as folder:
-            try:
-                shutil.copy(self.path, folder / target.name)
-                identity = read_contents(folder / target.name).id
-                for source, copy in (
-                    (self.path.with_suffix(".h").name, target.with_suffix(".h").name),
-                    (weights_name(self.path.name, identity), weights_name(target.name, identity)),
-                ):
-                    if self.path.with_name(source).exists():
-                        shutil.copy(self.path.with_name(source), folder / copy)
-            except OSError as error:
-                raise write_error(target, error) from error
-            publish(folder, target)
+        copy_published(self.path, target)
         return target
 
     def close(self) -> None:

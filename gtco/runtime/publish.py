@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gtco.runtime.elf import read_contents
 from gtco.support.errors import BuildError
 from gtco.support.options import check_place
 
@@ -128,6 +129,26 @@ def publish(folder: Path, target: Path) -> None:
                         path.unlink()
     except OSError as error:
         raise write_error(target, error) from error
+
+
+def copy_published(library: Path, target: Path) -> None:
+    """Copies a library, its header and its weights file, as far as it has them, to other names.
+
+    Raises :class:`BuildError`; what was there before is then unchanged.
+    """
+    with staging(target) as folder:
+        try:
+            shutil.copy(library, folder / target.name)
+            identity = read_contents(folder / target.name).id
+            for source, copy in (
+                (library.with_suffix(".h").name, target.with_suffix(".h").name),
+                (weights_name(library.name, identity), weights_name(target.name, identity)),
+            ):
+                if library.with_name(source).exists():
+                    shutil.copy(library.with_name(source), folder / copy)
+        except OSError as error:
+            raise write_error(target, error) from error
+        publish(folder, target)
 
 
 def write_whole(path: Path, content: bytes) -> Path:
