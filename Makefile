@@ -15,7 +15,7 @@
 # make check-scheduled  all other tests that take minutes, one of them 13 GB; a part of them:
 #             make check-scheduled PYTEST_FLAGS="-k ctrl_c"
 # make docs   the pages of docs/ as a site, in build/site
-# make bench  every model of docs/results.md beside its peers; JSON in build/bench/
+# make bench  eight of the 13 models of docs/results.md beside their peers; JSON in build/bench/
 #
 # Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc;
 # the tests need g++ too.

@@ -251,13 +251,18 @@ def candidates_to_file(
         )
     check_whole("per_stage", per_stage, 2)
     path = path_of("output", output)
-    run = Compilation(model, path.absolute(), example_inputs, chosen, progress or silent)
     backend.effort(chosen.tune)
     backend.check(chosen)
     compiler_for(backend.isa)
-    check_source(run.source.model)
-    check_bundle(path, run.source.model)
-    with staging(run.output) as folder, Workers(chosen.workers or backend.builders) as workers:
+    check_source(source_of(model))
+    check_bundle(path, source_of(model))
+    model, example_inputs, chosen = _quantized(model, example_inputs, chosen, progress)
+    run = Compilation(model, path.absolute(), example_inputs, chosen, progress or silent)
+    with (
+        alone(),
+        staging(run.output) as folder,
+        Workers(chosen.workers or backend.builders) as workers,
+    ):
         fused = run.to_stages(machine)
         with run.phase("generate") as say:
             artifact: Artifact | GpuArtifact
@@ -271,6 +276,18 @@ def candidates_to_file(
     return run.report
 
 
+def _quantized(
+    model: Any, example_inputs: Any, chosen: CompileOptions, progress: Progress | None
+) -> tuple[Any, Any, CompileOptions]:
+    """The model, its inputs and the options, quantized if precision int8 asks for that."""
+    if chosen.precision != "int8":
+        return model, example_inputs, chosen
+    one = [(model, Path("model.so"), example_inputs)]
+    made, chosen, _ = all_quantized(one, chosen, compile_model, progress or silent)
+    ((model, _, example_inputs),) = made
+    return model, example_inputs, chosen
+
+
 def stages_of(
     model: Any,
     example_inputs: Any = None,
@@ -282,10 +299,7 @@ def stages_of(
     pick kernels by.
     """
     chosen = _one_shape(_options(options))
-    if chosen.precision == "int8":
-        one = [(model, Path("model.so"), example_inputs)]
-        made, chosen, _ = all_quantized(one, chosen, compile_model, progress or silent)
-        ((model, _, example_inputs),) = made
+    model, example_inputs, chosen = _quantized(model, example_inputs, chosen, progress)
     run = Compilation(model, Path("model.so"), example_inputs, chosen, progress or silent)
     machine = target(chosen.target)
     backend_of(machine).check(chosen)

@@ -25,7 +25,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         'In bash: eval "$(gtco completion bash)", in ~/.bashrc for every shell. In zsh the script '
         "is a file named _gtco in a folder of $fpath.",
     )
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, help="whose script to print")
     return parser
 
 

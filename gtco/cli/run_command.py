@@ -73,6 +73,8 @@ def main(options: argparse.Namespace) -> int:
     from gtco.runtime.tensors import random_inputs
 
     files = arguments.unique(options.input, "--input")
+    if options.output and options.output.exists() and not options.output.is_dir():
+        raise OptionError(f"--output {options.output} is a file: give a folder")
     dims = arguments.one_size_each(options.dim)
     model = load(options.library, threads=options.threads, device=options.device, dims=dims)
     given = read_inputs(model, files)
@@ -175,18 +177,22 @@ def read(file: Path) -> np.ndarray:
 
 
 def save(outputs: Mapping[str, np.ndarray], folder: Path) -> None:
-    """Writes one .npy file for each output; characters that a file name cannot have become
-    underscores. Where two would have one name, the number of the output follows.
+    """Writes one .npy file for each output, all of them or none; characters that a file name cannot
+    have become underscores. Where two would have one name, the number of the output follows.
     """
+    from gtco.runtime.publish import staging
+
     taken: set[str] = set()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, (name, value) in enumerate(outputs.items()):
-            file = re.sub(r"[^\w.-]", "_", name)
-            if file in taken or (file != name and file in outputs):
-                file = f"{file}.{number}"
-            taken.add(file)
-            np.save(folder / f"{file}.npy", value)
+        with staging(folder / "outputs") as made:
+            for number, (name, value) in enumerate(outputs.items()):
+                file = re.sub(r"[^\w.-]", "_", name)
+                if file in taken or (file != name and file in outputs):
+                    file = f"{file}.{number}"
+                taken.add(file)
+                np.save(made / f"{file}.npy", value)
+            for path in made.iterdir():
+                path.replace(folder / path.name)
     except OSError as error:
         raise BuildError(f"cannot save outputs in {folder}: {error.strerror or error}") from None
 

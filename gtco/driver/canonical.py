@@ -21,6 +21,7 @@ from gtco.graph.rewrites.quantized.one_signedness import one_signedness
 from gtco.graph.rewrites.quantized.padded_channels import padded_channels
 from gtco.graph.rewrites.quantized.quantizations import quantizations
 from gtco.graph.rewrites.quantized.quantized_concat import quantized_concat
+from gtco.graph.rewrites.quantized.quantized_constants import quantized_constants
 from gtco.graph.rewrites.quantized.quantized_pooling import quantized_pooling
 from gtco.graph.rewrites.quantized.reciprocal_scales import reciprocal_scales
 from gtco.graph.rewrites.split_reductions import split_reductions
@@ -48,7 +49,7 @@ def canonical(
     """
 
     def integers(graph: Graph) -> Graph:
-        return integer_products(one_signedness(graph, machine), machine)
+        return integer_products(one_signedness(quantized_constants(graph), machine), machine)
 
     def split(graph: Graph) -> Graph:
         return split_reductions(graph, threads)

@@ -82,6 +82,8 @@ def narrowed_operands(graph: Graph, op: Operator, dtype: str) -> tuple[int, ...]
         return ()
     if narrow_groups(op, types[1].shape):
         return ()
+    if op.get("exact", 0) > finfo(dtype).nmant + 1:  # whole numbers of more bits than it holds
+        return ()
     if any(_beyond(graph, op.inputs[i], dtype) for i in positions):
         return ()
     return positions

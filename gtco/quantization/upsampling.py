@@ -107,7 +107,7 @@ class _Rewriting:
                 continue
             given = [self.multiplied(resize.input[0], part.weights, conv), *resize.input[1:]]
             if len(given) > 3 and given[3] and len(part.weights) != part.weights.shape[1]:
-                given[3] = self.with_channels(given[3], len(part.weights))
+                given[3] = self.with_channels(given[3], _axes(resize), len(part.weights))
             made = self.edit.name(f"{conv.output[0]}_resized")
             copy = helper.make_node("Resize", given, [made], name=self.edit.name(f"{made}_Resize"))
             copy.attribute.extend(resize.attribute)
@@ -222,16 +222,25 @@ class _Rewriting:
         readers = [node for node in self.readers[tensor] if node.op_type != "Shape"]
         return len(readers) == 1 and tensor not in self.outputs
 
-    def with_channels(self, sizes: str, channels: int) -> str:
+    def with_channels(self, sizes: str, axes: list[int], channels: int) -> str:
+        """The sizes of these axes for a map of so many channels."""
         known = self.constants.value(sizes)
         assert known is not None
+        if _CHANNELS not in axes:
+            return sizes
         wide = known.copy()
-        wide[_CHANNELS] = channels
+        wide[axes.index(_CHANNELS)] = channels
         return self.edit.constant(wide, f"{sizes}_resized")
 
     def constant(self, value: Array, name: str) -> str:
         """Named after the one that it replaces, so that people find it by that."""
         return self.edit.constant(value.astype(numpy.float32), f"merged.{name}")
+
+
+def _axes(resize: onnx.NodeProto) -> list[int]:
+    """The axes of a Resize of maps that its sizes are of."""
+    given = [list(a.ints) for a in resize.attribute if a.name == "axes"]
+    return [axis % 4 for axis in given[0]] if given else [*range(4)]
 
 
 def _is_pointwise(conv: onnx.NodeProto) -> bool:

@@ -131,8 +131,9 @@ class Convolutions(OpenedKernels):
         if self._set != (sizes, n):
             self.set(sizes, n)
         shape = (x.shape[0], *sizes.output, n)
-        out = written(out, shape)
-        self.runner(np.ascontiguousarray(x), weights.data, out)()
+        x = np.ascontiguousarray(x)
+        out = written(out, shape, x)
+        self.runner(x, weights.data, out)()
         return out
 
     def choose(self, sizes: Convolution, n: int) -> tuple[ProductConfig, float]:

@@ -211,7 +211,8 @@ def open_library(
     candidates: bool,
 ) -> tuple[Library, int]:
     """The library and a handle. If a compile publishes another library at this moment, the first
-    try may find a library whose weights were just removed; then the new library is opened.
+    try may find a library whose weights were just removed, or the code of the new one beside the
+    metadata of the old one; then the new library is opened.
     """
     while True:
         before = file_identity(path)
@@ -225,11 +226,16 @@ def open_library(
                     f"{path} was compiled for a CPU, and {asked} asks for a GPU; compile "
                     "the model with --target cuda:ARCHITECTURE"
                 )
-            return library, library.open(threads, device or 0, LAUNCHES[launches], spin)
+            handle = library.open(threads, device or 0, LAUNCHES[launches], spin)
         except ArtifactError:
             library.unload()
             if file_identity(path) == before:
                 raise
+            continue
+        if file_identity(path) in (before, None):
+            return library, handle
+        library.close(handle)  # its code and its metadata may be of two compiles
+        library.unload()
 
 
 def release(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtco.support.errors import ArtifactError, ShapeError
+from gtco.support.options import MOST_THREADS, check_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -88,9 +89,9 @@ def aligned(nbytes: int) -> np.ndarray:
     return room[start : nbytes + start].view(np.float32)
 
 
-def written(out: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+def written(out: np.ndarray | None, shape: tuple[int, ...], read: np.ndarray) -> np.ndarray:
     """The array for a result of this shape: ``out``, or a new one. Raises :class:`ShapeError` if
-    ``out`` does not fit.
+    ``out`` does not fit, is read-only, or may overlap what is ``read``.
     """
     if out is None:
         nbytes = 4 * prod(shape)
@@ -98,6 +99,10 @@ def written(out: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
         return aligned(nbytes).reshape(shape) if nbytes > SMALL else np.empty(shape, np.float32)
     if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
         raise ShapeError(f"out must be a dense float32 array of shape {shape}")
+    if not out.flags.writeable:
+        raise ShapeError("out is read-only; give an array that can be written to")
+    if np.may_share_memory(out, read):
+        raise ShapeError("out overlaps an array that is read; give another one")
     return out
 
 
@@ -112,6 +117,7 @@ class OpenedKernels:
 
     def __init__(self, path: str | os.PathLike[str], threads: int | None = None) -> None:
         self._handle: int | None = None
+        check_whole("threads", threads or 0, 0, MOST_THREADS)
         try:
             self._library = ctypes.CDLL(str(Path(path).absolute()))
             for name, (result, arguments) in PROTOTYPES.items():
@@ -243,7 +249,7 @@ class Products(OpenedKernels):
         m, k = a.shape
         if k != weights.k:
             raise ShapeError(f"A has {k} columns, and B was packed with {weights.k} rows")
-        out = written(out, (m, weights.n))
+        out = written(out, (m, weights.n), a)
         if self._set != (m, weights.n, k):
             self.set(m, weights.n, k)
         self.runner(a, weights.data, out)()

@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,8 +31,10 @@ from pathlib import Path
 from gtco.runtime.elf import read_contents
 from gtco.support.errors import BuildError
 from gtco.support.options import check_place
+from gtco.support.pipes import standard_stream
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+LOCKED_SECONDS = 60.0  # that a compile waits for others who publish in its folder
 _STAGING = "gtco"  # how the name of a staging folder ends
 
 
@@ -100,7 +103,7 @@ def publish(folder: Path, target: Path) -> None:
     header = target.with_suffix(".h").name
     names = [*weights, *([header] if (folder / header).exists() else []), target.name]
     added = [name for name in names[:-1] if not target.with_name(name).exists()]
-    older_header = folder / "older.h"
+    older_header = folder / "older"  # no file of a library ends so
     try:
         with _one_at_a_time(target.parent):
             try:
@@ -153,11 +156,15 @@ def copy_published(library: Path, target: Path) -> None:
 
 def write_whole(path: Path, content: bytes) -> Path:
     """Writes a file beside its place, and renames it when it is whole: what was there before stays
-    until then. A pipe or a device, such as ``/dev/stdout``, is written to. Raises
+    until then. A pipe, a device or a standard stream (``/dev/stdout``) is written to. Raises
     :class:`~gtco.support.errors.OptionError` and :class:`BuildError`.
     """
     check_place(path)
     try:
+        if (stream := standard_stream(path)) is not None:
+            stream.write(content)
+            stream.flush()
+            return path
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return path
@@ -242,9 +249,24 @@ def _remove_leftovers(place: Path, prefix: str) -> None:
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
     """Lets one compile to a target publish at a time: another one would take its weights for old
-    ones.
+    ones. Raises :class:`BuildError` if somebody holds the folder's lock for long, as ``flock .
+    gtco compile`` does.
     """
-    lock = _lock(folder, wait=True)
+    begun = time.monotonic()
+    while True:
+        try:
+            lock = _lock(folder, wait=False)
+            break
+        except BlockingIOError:
+            if time.monotonic() - begun > LOCKED_SECONDS:
+                raise BuildError(
+                    f"another process has held the lock (flock) of the folder {folder} for "
+                    f"{LOCKED_SECONDS:.0f} s: end it, or write to another folder"
+                ) from None
+            time.sleep(0.01)
+        except OSError:
+            lock = _lock(folder, wait=True)
+            break
     try:
         yield
     finally:

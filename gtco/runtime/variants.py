@@ -17,6 +17,7 @@ from gtco.runtime.plan import TensorSpec
 from gtco.runtime.ranges import Covered, another_range, known_sizes
 from gtco.runtime.tensors import Place, dense, shape_of, to_numpy
 from gtco.support.errors import InputError, OptionError
+from gtco.support.options import check_whole
 from gtco.support.sizes import Range, dim_text, sizes_text
 
 
@@ -120,6 +121,7 @@ def choose_some(metadata: Mapping[str, Any], dims: Mapping[str, Any], where: obj
                 f"{where} has no dimension {name!r} of several sizes: "
                 + (f"it has {names}" if names else "it was compiled for one shape")
             )
+        check_whole(f"dims: {name}", size, 1)
         if size not in known[name] and not (covered and name == covered.symbol):
             raise _not_compiled(name, size, known[name], where)
     every = described_variants(metadata)

@@ -23,7 +23,7 @@ def write_cache_file(path: Path, data: bytes) -> None:
             file.write(data)
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink()

@@ -90,7 +90,7 @@ def c_compiler() -> str:
     wanted = named_compiler()
     for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
         if path := shutil.which(name):
-            return path
+            return os.path.abspath(path)  # it is started in another folder
     missing = (
         f"the C compiler {wanted!r} is not found"
         if wanted

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from gtco.support.errors import OptionError
+from gtco.support.pipes import standard_stream
 from gtco.support.sizes import Range, check_dims
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # and the dtype that products multiply
@@ -71,6 +72,8 @@ def check_place(path: Path) -> None:
     """Raises :class:`OptionError` if the file's folder does not exist or may not be entered, or the
     file would replace a folder. Called before the work is done.
     """
+    if standard_stream(path) is not None:
+        return
     try:
         is_folder, has_folder = path.is_dir(), path.parent.is_dir()
         is_device = path.exists() and not path.is_file()

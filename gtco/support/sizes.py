@@ -7,11 +7,12 @@ variants at each choice of the lists; the others are lists by another name
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 from gtco.support.errors import OptionError
 
@@ -77,11 +78,10 @@ class Range:
         return Range(int(low), int(high), int(step or 1), tuple(sizes))
 
     def __contains__(self, size: object) -> bool:
-        return (
-            isinstance(size, int)
-            and self.low <= size <= self.high
-            and (size - self.low) % self.step == 0
-        )
+        if not isinstance(size, SupportsIndex):  # numpy's whole numbers are sizes too
+            return False
+        size = operator.index(size)
+        return self.low <= size <= self.high and (size - self.low) % self.step == 0
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.low, self.high + 1, self.step))

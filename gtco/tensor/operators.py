@@ -123,8 +123,9 @@ OPERATORS: dict[str, OperatorInfo] = {
         "numpy.matmul of two tensors with 2 or more axes each, batch axes broadcast; the product "
         "of bfloat16 tensors is float32, as in the other contractions; a third tensor "
         "[blocks, n] has the scales of 'block' rows each of an int8 or int4 matrix [k, n], a "
-        "fourth their zero points in int8, which are subtracted before",
-        ("block",),
+        "fourth their zero points in int8, which are subtracted before; 'exact': of whole numbers "
+        "of so many bits, whose sums float32 holds, so no others are multiplied or summed",
+        ("block", "exact"),
     ),
     "conv2d": OperatorInfo(
         COMPLEX,
@@ -133,7 +134,7 @@ OPERATORS: dict[str, OperatorInfo] = {
         "x in layout NCHW or NHWC; weight always OIHW; padding (top, left, bottom, right); a third "
         "tensor [O] has the scales of weights in int8, a fourth their zero points in int8, which "
         "are subtracted before; "
-        "'exact': of whole numbers whose sums float32 holds, so no other products are summed",
+        "'exact' as in matmul",
         ("exact",),
     ),
     "conv_transpose2d": OperatorInfo(

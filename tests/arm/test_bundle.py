@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from gtco.support.errors import ArtifactError, OptionError
 from gtco.tuning.offline import measure, timed
 from tests.arm.emulation import tools
 from tests.fuzz.models import convolution
+from tests.quantization.models import block, images
 
 BOARD = {"CPU implementer": "0x41", "CPU part": "0xd0b", "CPU variant": "4", "CPU revision": "1"}
 
@@ -58,3 +60,14 @@ def test_a_bundle_gives_records_that_a_compile_follows(tmp_path: Path) -> None:
 def test_candidates_for_this_machine_are_tuned_instead(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="gtco tune"):
         candidates_to_file(convolution(), tmp_path / "m.bundle", target="native")
+
+
+def test_candidates_of_a_model_that_is_quantized_first(tmp_path: Path) -> None:
+    tools()
+    model, path = block(), tmp_path / "m.bundle"
+    how: dict[str, Any] = {"target": "cortex-a76", "precision": "int8", "shapes": {"N": 1}}
+    with pytest.raises(OptionError, match="give data"):
+        candidates_to_file(model, path, **how)
+    candidates_to_file(model, path, data={"image": images()}, threads=2, per_stage=2, **how)
+    compared = read_metadata(path)["candidates"]["compared"]
+    assert any(stage["steps"] for stage in compared), compared  # in steps of 8 bits

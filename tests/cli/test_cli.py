@@ -184,6 +184,22 @@ def test_a_closed_pipe_is_no_error(module, root):
     assert done.returncode == 0 and "roken" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_work_goes_on_where_nobody_reads_its_progress(status, root, tmp_path):
+    """As with ``2>&1 | head -1``, or a service that closes its end. Its exit code stays too."""
+    command = (
+        "import sys, time; from gtco.support.pipes import until_closed; "
+        "run = lambda: ([(print(n, file=sys.stderr), time.sleep(0.2)) for n in range(4)], "
+        f"open('made', 'w').write('whole'), {status})[-1]; raise SystemExit(until_closed(run))"
+    )
+    script = 'cd "$0" && (PYTHONPATH="$1" "$2" -c "$3"; echo $? > status) 2>&1 | head -1'
+    arguments = [str(tmp_path), str(root), sys.executable, command]
+    done = subprocess.run(["bash", "-c", script, *arguments], capture_output=True, text=True)
+    assert done.stdout == "0\n" and done.stderr == ""
+    assert (tmp_path / "made").read_text() == "whole"
+    assert int((tmp_path / "status").read_text()) == status
+
+
 def test_an_error_of_another_file_is_none_of_the_output(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
         until_closed(lambda: int((tmp_path / "absent").read_text()))

@@ -16,7 +16,7 @@ import pytest
 from gtco import cli
 from gtco.cli.run_command import save
 from gtco.search.calibration.peak import Peak
-from gtco.support.errors import InputError
+from gtco.support.errors import BuildError, InputError
 from tests.cli.stand_ins import compiler, model, peak
 
 
@@ -60,6 +60,25 @@ def test_outputs_that_would_have_one_name(tmp_path):
     save(given, tmp_path)
     found = {p.name: np.load(p)[0] for p in tmp_path.iterdir()}
     assert found == {"y_0.0.npy": 0.0, "y_0.npy": 1.0, "y_0.2.npy": 2.0}
+
+
+def test_outputs_are_saved_all_or_none(model, tmp_path, monkeypatch, capsys):
+    """On a full disk, the files of an earlier run stay as they are."""
+    save({"a": np.zeros(1), "b": np.zeros(1)}, tmp_path / "out")
+    write = np.save
+
+    def full(path, value):
+        if path.name == "b.npy":
+            raise OSError(28, "No space left on device")
+        write(path, value)
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(BuildError, match="No space left"):
+        save({"a": np.ones(1), "b": np.ones(1)}, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.npy", "b.npy"]
+    assert np.load(tmp_path / "out" / "a.npy") == 0
+    assert cli.main(["run", "m.so", "--output", str(tmp_path / "out" / "a.npy")]) == 1
+    assert "a.npy is a file: give a folder" in capsys.readouterr().err and not model.seen
 
 
 def test_a_report_replaces_nothing_that_is_read(tmp_path, monkeypatch, capsys):

@@ -31,6 +31,7 @@ from gtco.support.errors import GtcoError, OptionError
 from tests.driver.test_compiler import mlp
 
 GIGABYTE = 10**9
+A, B, C, D = (32 * letter for letter in "abcd")  # keys
 
 
 @pytest.fixture
@@ -262,12 +263,12 @@ def flipped(path):
 @pytest.mark.parametrize("name", ["m.so", "m.h", ENTRY])
 def test_damage_is_a_miss(tmp_path, harm, name):
     cache, source = LibraryCache(tmp_path / "cache", GIGABYTE), made(tmp_path)
-    put(cache, "a", source)
-    assert got(cache, "a", tmp_path / "1")["report"] == {"stages": []}
-    harm(tmp_path / "cache" / "a" / name)
-    assert got(cache, "a", tmp_path / "2") is None and not [*(tmp_path / "2").iterdir()]
-    put(cache, "a", source)
-    assert got(cache, "a", tmp_path / "2") is not None
+    put(cache, A, source)
+    assert got(cache, A, tmp_path / "1")["report"] == {"stages": []}
+    harm(tmp_path / "cache" / A / name)
+    assert got(cache, A, tmp_path / "2") is None and not [*(tmp_path / "2").iterdir()]
+    put(cache, A, source)
+    assert got(cache, A, tmp_path / "2") is not None
     assert (tmp_path / "2" / "m.so").read_bytes() == source.read_bytes()
 
 
@@ -276,29 +277,29 @@ def test_damage_is_a_miss(tmp_path, harm, name):
 )
 def test_an_entry_of_something_else_is_a_miss(tmp_path, text):
     cache = LibraryCache(tmp_path / "cache", GIGABYTE)
-    put(cache, "a", made(tmp_path))
-    (tmp_path / "cache" / "a" / ENTRY).write_text(text, encoding="latin-1")
-    assert got(cache, "a", tmp_path / "1") is None
+    put(cache, A, made(tmp_path))
+    (tmp_path / "cache" / A / ENTRY).write_text(text, encoding="latin-1")
+    assert got(cache, A, tmp_path / "1") is None
 
 
 def test_a_changed_report_is_a_miss(tmp_path):
     cache = LibraryCache(tmp_path / "cache", GIGABYTE)
-    put(cache, "a", made(tmp_path))
-    entry = tmp_path / "cache" / "a" / ENTRY
+    put(cache, A, made(tmp_path))
+    entry = tmp_path / "cache" / A / ENTRY
     known = json.loads(entry.read_text())
     entry.write_text(json.dumps({**known, "report": {"stages": None}}))
-    assert got(cache, "a", tmp_path / "1") is None and not [*(tmp_path / "1").iterdir()]
+    assert got(cache, A, tmp_path / "1") is None and not [*(tmp_path / "1").iterdir()]
 
 
 def test_the_library_that_was_not_used_for_longest_goes_first(tmp_path):
     cache = LibraryCache(tmp_path / "cache", 4500)
-    for number, key in enumerate("abc"):
+    for number, key in enumerate((A, B, C)):
         put(cache, key, made(tmp_path, 1000))
         os.utime(tmp_path / "cache" / key, (number, number))
-    assert got(cache, "a", tmp_path / "1") is not None
-    put(cache, "d", made(tmp_path, 1000))
+    assert got(cache, A, tmp_path / "1") is not None
+    put(cache, D, made(tmp_path, 1000))
     left = {p.name for p in (tmp_path / "cache").iterdir()}
-    assert left == {"a", "c", "d"}
+    assert left == {A, C, D}
     put(cache, "large", made(tmp_path, 5000))  # is not kept, and drives nothing out
     assert {p.name for p in (tmp_path / "cache").iterdir()} == left
 
@@ -306,30 +307,30 @@ def test_the_library_that_was_not_used_for_longest_goes_first(tmp_path):
 def test_another_users_libraries_stay(tmp_path, monkeypatch):
     """And those of this user go in their place."""
     cache = LibraryCache(tmp_path / "cache", 3000)
-    for number, key in enumerate("ab"):
+    for number, key in enumerate((A, B)):
         put(cache, key, made(tmp_path, 1000))
         os.utime(tmp_path / "cache" / key, (number, number))
     unlink = Path.unlink
 
     def refused(self, missing_ok=False):
-        if self.parent.name == "a":
+        if self.parent.name == A:
             raise PermissionError(13, "Permission denied", str(self))
         unlink(self, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refused)
-    put(cache, "c", made(tmp_path, 1000))
-    put(cache, "d", made(tmp_path, 1000))
-    assert {p.name for p in (tmp_path / "cache").iterdir()} == {"a", "d"}
+    put(cache, C, made(tmp_path, 1000))
+    put(cache, D, made(tmp_path, 1000))
+    assert {p.name for p in (tmp_path / "cache").iterdir()} == {A, D}
 
 
 def test_what_a_killed_process_was_removing_goes(tmp_path):
     cache = LibraryCache(tmp_path / "cache", 3000)
-    put(cache, "a", made(tmp_path, 1000))
-    (tmp_path / "cache" / "a" / ENTRY).unlink()
-    put(cache, "b", made(tmp_path, 1000))
-    put(cache, "c", made(tmp_path, 1000))
-    put(cache, "d", made(tmp_path, 1000))
-    assert "a" not in {p.name for p in (tmp_path / "cache").iterdir()}
+    put(cache, A, made(tmp_path, 1000))
+    (tmp_path / "cache" / A / ENTRY).unlink()
+    put(cache, B, made(tmp_path, 1000))
+    put(cache, C, made(tmp_path, 1000))
+    put(cache, D, made(tmp_path, 1000))
+    assert A not in {p.name for p in (tmp_path / "cache").iterdir()}
 
 
 def test_an_entry_without_its_report_is_made_again(cache, tmp_path, monkeypatch):
@@ -346,11 +347,11 @@ def test_an_entry_without_its_report_is_made_again(cache, tmp_path, monkeypatch)
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     cache = LibraryCache(tmp_path / "file" / "cache", GIGABYTE)
-    said = cache.keep("a", made(tmp_path), {})
+    said = cache.keep(A, made(tmp_path), {})
     assert f"in the cache {cache.folder}: Not a directory. Make room there or set" in said
     assert said.count("written") == 1
-    with cache.alone("a"):
-        assert cache.fetch("a", tmp_path) is None
+    with cache.alone(A):
+        assert cache.fetch(A, tmp_path) is None
 
 
 def child(function) -> int:
@@ -371,24 +372,24 @@ def test_several_processes_make_a_library_once(tmp_path):
 
     def compile_it():
         place = tmp_path / f"place{os.getpid()}"
-        with cache.alone("a"):
-            if got(cache, "a", place) is None:
+        with cache.alone(A):
+            if got(cache, A, place) is None:
                 with log.open("a") as file:
                     file.write("made\n")
-                put(cache, "a", source)
-        assert got(cache, "a", place) is not None
+                put(cache, A, source)
+        assert got(cache, A, place) is not None
 
     children = [child(compile_it) for _ in range(6)]
     assert {os.waitpid(process, 0)[1] for process in children} == {0}
     assert log.read_text() == "made\n"
-    assert sorted(p.name for p in cache.folder.iterdir()) == ["a"]  # no locks, no leftovers
+    assert sorted(p.name for p in cache.folder.iterdir()) == [A]  # no locks, no leftovers
 
 
 def test_a_killed_process_leaves_no_lock_and_no_half_library(tmp_path):
     cache, started = LibraryCache(tmp_path / "cache", GIGABYTE), tmp_path / "started"
 
     def hang():
-        with cache.alone("a"):
+        with cache.alone(A):
             started.touch()
             time.sleep(600)
 
@@ -397,9 +398,9 @@ def test_a_killed_process_leaves_no_lock_and_no_half_library(tmp_path):
         time.sleep(0.01)
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
-    with cache.alone("a"):
-        put(cache, "a", made(tmp_path))
-    assert sorted(p.name for p in cache.folder.iterdir()) == ["a"]
+    with cache.alone(A):
+        put(cache, A, made(tmp_path))
+    assert sorted(p.name for p in cache.folder.iterdir()) == [A]
 
 
 def test_readers_see_whole_libraries_while_others_write(tmp_path):
@@ -410,18 +411,18 @@ def test_readers_see_whole_libraries_while_others_write(tmp_path):
 
     def write():
         for n in range(60):
-            put(cache, "ab"[n % 2], sources[n % 2])
+            put(cache, (A, B)[n % 2], sources[n % 2])
 
     def read():
         for n in range(150):
             place = tmp_path / f"read{os.getpid()}"
-            if got(cache, "ab"[n % 2], place) is not None:
+            if got(cache, (A, B)[n % 2], place) is not None:
                 assert (place / "m.so").read_bytes() in whole
 
     children = [child(function) for function in (write, write, read, read)]
     assert {os.waitpid(process, 0)[1] for process in children} == {0}
     for path in cache.folder.iterdir():
-        assert path.name in "ab", path
+        assert path.name in (A, B), path
         json.loads((path / ENTRY).read_text())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -12,7 +13,7 @@ import pytest
 
 from gtco.machine.target import cpu_target
 from gtco.runtime.products import Products
-from gtco.support.errors import ArtifactError, ShapeError
+from gtco.support.errors import ArtifactError, OptionError, ShapeError
 from gtco.tensor.nest.open import nests, pack
 from tests.driver.any_size import TARGET, TOLERANCE, compiled
 
@@ -204,3 +205,36 @@ def test_a_closed_library_and_another_file_are_refused(path: Path, tmp_path: Pat
     other.write_bytes(b"none")
     with pytest.raises(ArtifactError, match="compile_products"):
         Products(other)
+
+
+def test_an_output_that_cannot_be_written_is_refused(library: Products) -> None:
+    a, b = drawn(16, 16, 16)
+    weights, kept, out = library.pack(b), a.copy(), np.empty_like(a)
+    out.flags.writeable = False
+    for given, said in ((out, "read-only"), (a, "overlaps"), (a.T[::-1].T, "dense")):
+        with pytest.raises(ShapeError, match=said):
+            library(a, weights, out=given)
+    assert (a == kept).all()
+
+
+def test_the_child_of_a_fork_has_threads_of_its_own(library: Products) -> None:
+    a, b = drawn(200, 300, 100)
+    weights = library.pack(b)
+    check(a, b, library(a, weights))
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            check(a, b, library(a, weights))
+            status = int(len(os.listdir("/proc/self/task")) != 2)
+            library.close()
+            status += 2 * int(len(os.listdir("/proc/self/task")) != 1)
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    check(a, b, library(a, weights))
+
+
+@pytest.mark.parametrize("threads", [-1, 10**6, 1.5])
+def test_a_number_of_threads_that_is_none(path: Path, threads: float) -> None:
+    with pytest.raises(OptionError, match="threads="):
+        Products(path, threads=threads)  # type: ignore[arg-type]

@@ -60,8 +60,9 @@ def _commands(
 
 
 def _usage(parser: argparse.ArgumentParser, name: str) -> list[str]:
+    more = {"+": "{0} ...", "?": "[{0}]", "*": "[{0} ...]"}
     needed = [
-        f"{a.metavar or a.dest.upper()}{' ...' if a.nargs == '+' else ''}"
+        more.get(str(a.nargs), "{0}").format(a.metavar or a.dest.upper())
         for a in parser._actions
         if not a.option_strings
     ]
@@ -145,7 +146,11 @@ def python() -> str:
 def _callable(title: str, function: Callable[..., Any], level: str = "##") -> list[str]:
     shown = f"{title.rpartition('.')[2]}{inspect.signature(function)}"
     if len(shown) > 90:
-        parts = [str(p) for p in inspect.signature(function).parameters.values()]
+        every = list(inspect.signature(function).parameters.values())
+        parts = [str(p) for p in every]
+        named = [n for n, p in enumerate(every) if p.kind is p.KEYWORD_ONLY]
+        if named and not any(p.kind is p.VAR_POSITIONAL for p in every):
+            parts.insert(named[0], "*")
         shown = f"{title.rpartition('.')[2]}(\n" + "".join(f"    {part},\n" for part in parts) + ")"
     shown = re.sub(r" object at 0x[0-9a-f]+", "", shown).replace("'", "").replace('"', "")
     return ["", f"{level} {title}", "```python", shown, "```", _prose(function)]

@@ -30,7 +30,8 @@ class Head:
 
     - ``channels`` of each map, and ``tokens``: whether it comes from a projection
     - ``outputs`` of the convolution
-    - ``sizes``: how the Resize is told: ``sizes``, ``scales``, or ``shape``, the sizes computed
+    - ``sizes``: how the Resize is told: ``sizes``, ``scales``, ``shape``, the sizes computed, or
+      ``axes``, the sizes of some axes
     """
 
     def __init__(self, random: Random) -> None:
@@ -39,7 +40,7 @@ class Head:
         self.constants: list[onnx.TensorProto] = []
         self.inputs: dict[str, np.ndarray] = {}
         self.outputs = random.choice((4, 6))
-        self.sizes = random.choice(("sizes", "scales", "shape"))
+        self.sizes = random.choice(("sizes", "scales", "shape", "axes"))
         self.extra: list[str] = []  # tensors that are outputs of the model too
 
     def constant(self, name: str, value: object) -> str:
@@ -69,15 +70,19 @@ class Head:
 
     def resized(self, n: int, x: str, channels: int, side: int) -> str:
         mode = self.random.choice(("linear", "nearest", "cubic"))
-        inputs = [x, "", "", ""]
-        if self.sizes == "scales":
+        inputs, known = [x, "", "", ""], {}
+        if self.sizes == "axes":
+            sizes = {1: channels, 2: SIDE, -1: SIDE}
+            known = {"axes": self.random.choice(([2, -1], [-1, 1, 2], [1, 2, -1]))}
+            inputs[3] = self.constant(f"sizes{n}", [sizes[axis] for axis in known["axes"]])
+        elif self.sizes == "scales":
             inputs = [x, "", self.constant(f"scales{n}", np.float32([1, 1, *[SIDE / side] * 2]))]
         elif self.sizes == "sizes":
             inputs[3] = self.constant(f"sizes{n}", [2, channels, SIDE, SIDE])
         else:
             shape = self.node("Shape", [x], f"all{n}", start=0, end=2)
             inputs[3] = self.node("Concat", [shape, "sides"], f"sizes{n}", axis=0)
-        return self.node("Resize", inputs, f"resized{n}", mode=mode)
+        return self.node("Resize", inputs, f"resized{n}", mode=mode, **known)
 
     def model(self) -> onnx.ModelProto:
         self.constant("sides", [SIDE, SIDE])
@@ -116,7 +121,7 @@ class Head:
             ],
             self.constants,
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
 def multiplied(source: OnnxSource, shapes: dict[str, tuple[int, ...]]) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gtco.runtime import library
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.publish import weights_beside
@@ -175,6 +176,28 @@ def test_compiled_again_to_the_same_path(kernels: bytes, tmp_path: Path) -> None
         np.testing.assert_allclose(
             model(x, mask)[0], np.maximum(2 * x * SCALE + mask[:, None], 0), rtol=1e-6
         )
+
+
+def test_compiled_again_while_it_is_opened(
+    kernels: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of the new library must not run with the metadata of the old one."""
+    path = write_artifact(small_artifact(kernels), tmp_path / "m.so")
+    doubled = small_artifact(kernels, weights=((0, np.zeros(1)), (64, 2 * SCALE)), name="second")
+    read, published = library.read_contents, []
+
+    def replaced(*given: Any) -> Any:
+        contents = read(*given)
+        if not published:
+            published.append(write_artifact(doubled, path))
+        return contents
+
+    monkeypatch.setattr(library, "read_contents", replaced)
+    x, mask = example_inputs()
+    with load(path) as model:
+        assert model.metadata["name"] == "second"
+        expected = np.maximum(2 * x * SCALE + mask[:, None], 0)
+        np.testing.assert_allclose(model(x, mask)[0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("limit", [0, 10**9])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -236,6 +237,45 @@ def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
         os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "real"]
+
+
+@pytest.mark.parametrize("how", [">", ">>"])
+def test_standard_output_that_is_a_file_is_written_to(tmp_path: Path, how: str) -> None:
+    """What was in it, and what is printed before and after, stays."""
+    (tmp_path / "log").write_text("earlier\n")
+    script = (
+        "from pathlib import Path; from gtco.runtime.publish import write_whole; print('before'); "
+        "write_whole(Path('/dev/stdout'), b'whole\\n'); print('after')"
+    )
+    command = f"{sys.executable} -c \"$1\" {how} \"$0/log\""
+    subprocess.run(["bash", "-c", command, str(tmp_path), script], cwd=REPOSITORY, check=True)
+    written = "before\nwhole\nafter\n"
+    expected = written if how == ">" else "earlier\n" + written
+    assert (tmp_path / "log").read_text() == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_a_library_of_any_name_replaces_its_header(kernels: bytes, tmp_path: Path) -> None:
+    pair(kernels, tmp_path)
+    for name in ("one", "two"):
+        shutil.copy(tmp_path / "two.h", tmp_path / "older.h")
+        (tmp_path / "older.h").write_text("earlier")
+        write_artifact(small_artifact(kernels, name=name), tmp_path / "older.so")
+        assert name in (tmp_path / "older.h").read_text()
+
+
+def test_a_folder_that_somebody_has_locked(
+    kernels: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``flock . gtco compile ... -o ./m.so`` does: it waits for a while, and says why."""
+    monkeypatch.setattr(publish_module, "LOCKED_SECONDS", 0.1)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with pytest.raises(BuildError, match="another process has held the lock"):
+        write_artifact(small_artifact(kernels), tmp_path / "m.so")
+    assert not [*tmp_path.iterdir()]
+    os.close(folder)
+    write_artifact(small_artifact(kernels), tmp_path / "m.so")
 
 
 def test_what_is_saved_is_the_file_as_it_is_now(kernels: bytes, tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ def test_one_variant_alone(several: Path) -> None:
     for dims, said in (
         ({"rows": 3}, r"rows=3: .* was compiled for rows=4,1,96"),
         ({"batch": 1}, "no dimension 'batch' of several sizes: it has 'rows'"),
+        ({"rows": 4.0}, r"dims: rows=4.0: give a whole number"),
     ):
         with pytest.raises(OptionError, match=said):
             load(several, dims=dims)

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from gtco.support.errors import BuildError
 
 ENTRY = "entry.json"
 CHUNK = 1 << 22
+_KEY = re.compile("[0-9a-f]{32}")  # as gtco.driver.cache.key makes them
 
 
 @dataclass(frozen=True)
@@ -94,19 +96,25 @@ class LibraryCache:
         cannot be read.
         """
         found = {}
-        for path in self.folder.iterdir():
+        for path in self._entries():
             with suppress(OSError):  # another process removes it
-                if not path.name.startswith(".") and (path / ENTRY).is_file():
+                if (path / ENTRY).is_file():
                     found[path] = sum(file.stat().st_size for file in path.iterdir())
         return found
+
+    def _entries(self) -> list[Path]:
+        """The folders that are named by a key. The others are not the cache's: its folder may be
+        one that was there before.
+        """
+        return [path for path in self.folder.iterdir() if _KEY.fullmatch(path.name)]
 
     def _remove_oldest(self, limit: int, newest: str) -> None:
         """Removes libraries until the rest has at most ``limit`` bytes. Those of another user stay,
         and what a killed process has begun to remove goes.
         """
-        for path in self.folder.iterdir():
+        for path in self._entries():
             with suppress(OSError):
-                if not path.name.startswith(".") and path.is_dir() and not (path / ENTRY).exists():
+                if path.is_dir() and not (path / ENTRY).exists():
                     shutil.rmtree(path, ignore_errors=True)
         entries = []
         for path, size in self.sizes().items():

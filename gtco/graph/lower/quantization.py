@@ -54,10 +54,14 @@ def _along(lowering: Lowering, parameter: str, call: relax.Call, made: TensorTyp
     broadcasts.
     """
     count = lowering.type(parameter).size
-    if count == 1:
-        return lowering.reshape(parameter, ())
-    axis = integer(call.attrs.axis) % len(made.shape)
-    return lowering.reshape(parameter, (count, *[1] * (len(made.shape) - axis - 1)))
+    shape: tuple[int, ...] = ()
+    if count != 1:
+        axis = integer(call.attrs.axis) % len(made.shape)
+        shape = (count, *[1] * (len(made.shape) - axis - 1))
+    value = lowering.array(parameter)
+    if value is None or value.shape == shape:
+        return lowering.reshape(parameter, shape)
+    return lowering.constant(value.reshape(shape), str(value.dtype))
 
 
 def _cast(lowering: Lowering, tensor: str, dtype: str) -> str:

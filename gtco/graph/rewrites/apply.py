@@ -14,6 +14,7 @@ from gtco.tensor.stage import Dim, Operator, TensorType
 Rule = Callable[[Graph, Operator], str | None]
 # Movement of one tensor that gives each of its elements at most once.
 MOVES = ("identity", "reshape", "permute", "slice")
+COMPUTED = ("cast", "subtract", *MOVES)  # of constants, by :func:`constant_value`
 
 
 def apply_rule(
@@ -71,14 +72,16 @@ def scalar(graph: Graph, tensor: str) -> float | None:
     return float(first)
 
 
-def constant_value(graph: Graph, tensor: str) -> numpy.ndarray | None:
-    """The value of a constant, also if differences, casts and movement of constants make it."""
+def constant_value(
+    graph: Graph, tensor: str, kinds: Collection[str] = COMPUTED
+) -> numpy.ndarray | None:
+    """The value of a constant, also if operators of these kinds make it of constants."""
     if graph.is_constant(tensor):
         return graph.constants[tensor]
     op = graph.producer(tensor)
-    if op is None or op.kind not in ("cast", "subtract", *MOVES):
+    if op is None or op.kind not in kinds:
         return None
-    values = [constant_value(graph, x) for x in op.inputs]
+    values = [constant_value(graph, x, kinds) for x in op.inputs]
     known = [v for v in values if v is not None]
     return evaluate(op, *known) if len(known) == len(values) else None
 

@@ -12,7 +12,7 @@ import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, axis_vector, made_by, with_constant
-from gtco.tensor.stage import Operator, TensorType
+from gtco.tensor.stage import Attrs, Operator, TensorType
 
 _MOVEMENT = ("reshape", "permute", "slice")
 
@@ -37,12 +37,12 @@ def _rule(graph: Graph, op: Operator) -> str | None:
         for p in (_projection(graph, tensor) for tensor in op.inputs[:3])
         if p is not None
     }
-    groups: dict[tuple[str, bool], list[_Projection]] = {}
+    groups: dict[tuple[str, bool, Attrs], list[_Projection]] = {}
     for projection in found.values():
-        groups.setdefault((projection.product.inputs[0], projection.bias is not None), []).append(
-            projection
-        )
-    for (x, _), group in groups.items():
+        product = projection.product
+        key = product.inputs[0], projection.bias is not None, product.attrs
+        groups.setdefault(key, []).append(projection)
+    for (x, *_), group in groups.items():
         if len(group) > 1:
             _merge(graph, x, group)
     return None
@@ -81,7 +81,8 @@ def _merge(graph: Graph, x: str, group: list[_Projection]) -> None:
     if len({graph.types[w].dtype for w in weights}) > 1:
         return
     weight = graph.add_result("concat", weights, axis=1)
-    y = graph.add("matmul", (x, weight), name=group[0].product.name)
+    product = group[0].product
+    y = graph.add("matmul", (x, weight), name=product.name, **dict(product.attrs))
     if group[0].bias is not None:
         bias = numpy.concatenate([p.bias for p in group if p.bias is not None])
         y = graph.add(

@@ -54,7 +54,8 @@ def _rule(graph: Graph, op: Operator) -> str | None:
             strides=[1, 1],
         )
         made = replace(op.type, shape=one.type.shape)
-        new = graph.add("matmul", (part(graph, x, rows), weight), made, name=op.name)
+        rest = part(graph, x, rows), weight
+        new = graph.add("matmul", rest, made, name=op.name, **dict(op.attrs))
         if y is not op:
             new = graph.add("add", (new, graph.add_constant(bias[columns], "bias")), name=y.name)
         graph.replace_uses(one.output, new)

@@ -5,7 +5,9 @@ before: y = matmul(a, b) {int32}, |a| <= 255, |b| <= 255
 after:  y = cast(matmul(cast(a[:, :k1]), cast(b[:k1])) {float32}) {int32} + (the same of the rest)
 
 The sum of a part's terms stays below 2^24, so it is exact in any order. A part of a convolution is
-of some of its input channels. This is for the products that
+of some of its input channels. The products are marked ``exact`` with the bits of their operands:
+Strassen's algorithm and Winograd's would sum other numbers, and a narrower format may not hold
+them. This is for the products that
 :mod:`gtco.graph.rewrites.quantized.integer_products` leaves: those of two computed tensors,
 depthwise convolutions, and all on machines without instructions for bytes.
 """
@@ -13,7 +15,7 @@ depthwise convolutions, and all on machines without instructions for bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, log2
 
 import numpy
 
@@ -44,12 +46,13 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     else:
         y = graph.add_constant(weights.astype(numpy.float32), op.inputs[1])
     total: str | None = None
+    bits = ceil(log2(max(2, *(_magnitude(graph, tensor) for tensor in op.inputs))))
     for begin, size in _cuts(k, count):
         if op.kind == "conv2d":
-            product = _convolution(graph, op, x, y, begin, size)
+            product = _convolution(graph, op, x, y, begin, size, bits)
         else:
             parts = [_part(graph, t, axis, begin, size) for t, axis in ((x, -1), (y, -2))]
-            product = graph.add("matmul", parts, name=op.name)
+            product = graph.add("matmul", parts, name=op.name, exact=bits)
         share = graph.add("cast", (product,), op.type, name=op.name)
         total = share if total is None else graph.add("add", (total, share), name=op.name)
     return total
@@ -90,7 +93,9 @@ def _cuts(k: int, count: int) -> Iterator[tuple[int, int]]:
         yield begin, min(step, k - begin)
 
 
-def _convolution(graph: Graph, op: Operator, x: str, w: str, begin: int, size: int) -> str:
+def _convolution(
+    graph: Graph, op: Operator, x: str, w: str, begin: int, size: int, bits: int
+) -> str:
     """The share of some input channels of each group."""
     groups, layout = int(op["groups"]), op["layout"]
     shape = [int(d) for d in graph.types[x].shape]
@@ -102,7 +107,7 @@ def _convolution(graph: Graph, op: Operator, x: str, w: str, begin: int, size: i
         x = _part(graph, x, first + 1, begin, size)
         together = (*shape[:first], groups * size, *shape[first + 1 :])
         x = graph.add("reshape", (x,), TensorType(together, "float32"), name=op.name)
-    attrs = {**dict(op.attrs), "exact": True}
+    attrs = {**dict(op.attrs), "exact": bits}
     return graph.add("conv2d", (x, _part(graph, w, 1, begin, size)), name=op.name, **attrs)
 
 

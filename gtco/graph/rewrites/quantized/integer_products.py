@@ -115,16 +115,19 @@ def _integer(
     wanted: str,
 ) -> str | None:
     """The product of integers that replaces ``op``, by a q of dtype ``wanted``; None if it would be
-    padded with a zero point that is not constant.
+    padded with a zero point that is not constant, or that ``wanted`` does not hold.
     """
     attrs = dict(op.attrs)
     padded = op.kind == "conv2d" and any(op["padding"])  # with zeros, if the zero point is 0
     value = 0 if a.zero is None else _scalar_value(graph, a.zero)
-    if padded and value is None:
+    shift = 0
+    if graph.types[a.q].dtype != wanted:
+        shift = _SHIFT if wanted == "uint8" else -_SHIFT
+    bounds = numpy.iinfo(wanted)
+    if padded and (value is None or not bounds.min <= value + shift <= bounds.max):
         return None
     q, zero = moved(graph, a.q, reversed(a.moves)), a.zero
-    if graph.types[q].dtype != wanted:
-        shift = _SHIFT if wanted == "uint8" else -_SHIFT
+    if shift:
         q = _shifted(graph, q, wanted, shift)
         value = None if value is None else value + shift
         zero = None if value is not None else _sum(graph, a.zero, shift)

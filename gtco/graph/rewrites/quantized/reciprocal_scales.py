@@ -52,10 +52,11 @@ def _bounds(graph: Graph, op: Operator) -> tuple[int, int] | None:
     for user in graph.consumers(op.output):
         shift: float | None = 0.0
         if user.kind == "add":
-            (other,) = (x for x in user.inputs if x != op.output) or (op.output,)
-            shift, only = scalar(graph, other), graph.only_user(user.output)
-            if only is None:
+            others = [x for x in user.inputs if x != op.output]  # none of r + r
+            only = graph.only_user(user.output)
+            if only is None or not others:
                 return None
+            shift = scalar(graph, others[0])
             user = only
         if user.kind != "clip" or shift is None:
             return None

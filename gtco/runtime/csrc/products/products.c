@@ -2,6 +2,7 @@
  * threads. */
 #define _GNU_SOURCE
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +34,41 @@ struct gtco_products {
   int past; /* C may be written past the caches, if it begins with a line */
   choice known[REMEMBERED];
   char error[256];
+  gtco_products *next, *previous; /* list of open handles, for fork */
 };
+
+/* Open handles, so that a forked child can forget the workers that it does not have. */
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static gtco_products* open_products;
+
+static void before_fork(void) { pthread_mutex_lock(&list_lock); }
+
+static void after_fork_parent(void) { pthread_mutex_unlock(&list_lock); }
+
+static void after_fork_child(void) {
+  for (gtco_products* p = open_products; p; p = p->next) gtco_pool_after_fork(&p->pool);
+  pthread_mutex_unlock(&list_lock);
+}
+
+__attribute__((constructor)) static void register_fork_handlers(void) {
+  pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+}
+
+static void enlist(gtco_products* p) {
+  pthread_mutex_lock(&list_lock);
+  p->next = open_products;
+  if (open_products) open_products->previous = p;
+  open_products = p;
+  pthread_mutex_unlock(&list_lock);
+}
+
+static void delist(gtco_products* p) {
+  pthread_mutex_lock(&list_lock);
+  if (p->previous) p->previous->next = p->next;
+  if (p->next) p->next->previous = p->previous;
+  if (open_products == p) open_products = p->next;
+  pthread_mutex_unlock(&list_lock);
+}
 
 int gtco_problem_fail(gtco_products* p, const char* format, ...) {
   va_list values;
@@ -76,14 +111,17 @@ EXPORT gtco_products* gtco_products_open(int threads) {
   p->step.closed = gtco_the_kernels_are_closed;
   p->step.tasks = 1;
   if (gtco_pool_start(&p->pool) != 0) {
+    gtco_pool_stop(&p->pool);
     free(p);
     return NULL;
   }
+  enlist(p);
   return p;
 }
 
 EXPORT void gtco_products_close(gtco_products* p) {
   if (!p) return;
+  delist(p);
   gtco_pool_stop(&p->pool);
   free(p->pool.workspaces);
   free(p);

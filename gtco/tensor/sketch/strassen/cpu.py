@@ -66,7 +66,7 @@ def match(stage: Stage, target: Target) -> Strassen | None:
     if product is None or type(product.view) is not MatmulView or not product.view.folded:
         return None
     view = product.view
-    if (product.operand_a, product.operand) != ("float32", "float32"):
+    if (product.operand_a, product.operand) != ("float32", "float32") or view.op.get("exact"):
         return None
     if not product.constant_b or product.scales is not None or product.norm is not None:
         return None

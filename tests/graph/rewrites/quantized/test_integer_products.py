@@ -5,6 +5,7 @@ same.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -13,11 +14,14 @@ import pytest
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.graph import Graph
 from gtco.graph.lower.walk import lower
+from gtco.graph.precision import narrowed_operands
 from gtco.graph.rewrites.pipeline import PIPELINE, canonicalize
 from gtco.graph.rewrites.quantized.exact_products import exact_products
 from gtco.graph.rewrites.quantized.integer_products import integer_products
 from gtco.machine.target import TARGETS
 from gtco.tensor.analysis.filtering import applicable
+from gtco.tensor.sketch.strassen import cpu as strassen
+from gtco.tensor.stage import make_stage
 from tests.kernels import fresh_seed
 
 MACHINE = TARGETS["icelake-server"]
@@ -201,6 +205,54 @@ def test_only_where_the_machine_multiplies_bytes() -> None:
 def test_a_product_too_deep_for_int32_stays() -> None:
     before = lowered(gemm(30000), np.random.default_rng(0))
     assert integer_products(before, MACHINE).dump() == before.dump()
+
+
+@pytest.mark.parametrize("zero", [-3, 300])
+def test_padding_needs_a_zero_point_that_bytes_hold(zero: int) -> None:
+    padded = f"""{HEAD}(uint8[2,4,6,7] x, float[3,4,3,3] w) => (float[2,3,6,7] y)
+        <int32 z = {{{zero}}}> {{
+            a = Cast <to = 6> (x) b = Sub(a, z) c = Cast <to = 1> (b)
+            y = Conv <pads = [1, 1, 1, 1]> (c, w)
+        }}"""
+    for text in (padded, padded.replace("1, 1, 1, 1", "0, 0, 0, 0").replace("2,3,6,7", "2,3,4,5")):
+        model = onnx.parser.parse_model(text.replace(", float[3,4,3,3] w", ""))
+        drawn = np.random.default_rng(0).integers(-9, 9, (3, 4, 3, 3)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(drawn, "w"))
+        before = lower(load_onnx(model, simplify=False))
+        after = integer_products(before, MACHINE).check()
+        given = inputs(before, np.random.default_rng(1))
+        np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
+        if text is padded:
+            assert after.dump() == before.dump()
+
+
+def test_exact_products_stay_so() -> None:
+    """No other numbers are multiplied instead (Strassen), nor are they rounded to fewer bits."""
+    text = f"""{HEAD}(uint8[1,256,256] x, int8[256,192] w, int16[256,256] h) =>
+        (int32[1,256,192] y, int32[1,256,256] t) <uint8 zx = {{0}}, int8 zw = {{0}}> {{
+            y = MatMulInteger(x, w, zx, zw)
+            i = Cast <to = 6> (h) c = Constant <value_int = 7> () e = Cast <to = 6> (c)
+            s = Shape(h) f = Expand(e, s) a = Constant <value_ints = [0]> () n = Unsqueeze(i, a)
+            t = MatMul(n, f)
+        }}"""
+    model = onnx.parser.parse_model(text.replace(", int8[256,192] w", ""))
+    weights = np.random.default_rng(0).integers(100, 128, (256, 192)).astype(np.int8)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    graph = canonicalize(exact_products(lower(load_onnx(model, simplify=False))))
+    products = [op for op in graph.operators.values() if op.kind == "matmul"]
+    assert len(products) >= 2 and all(op.get("exact") for op in products)
+    for op in products:
+        bits = op["exact"]
+        assert bool(narrowed_operands(graph, op, "bfloat16")) == (bits <= 8), bits
+        assert bool(narrowed_operands(graph, op, "float16")) == (bits <= 11), bits
+    assert {op["exact"] for op in products} == {8, 15}
+    graph = graph.prune()
+    stage = next(op for op in products if op["exact"] == 8)
+    types = {name: graph.types[name] for name in stage.inputs}
+    plain = replace(stage, attrs=())
+    for op, taken in ((stage, False), (plain, True)):
+        made = make_stage([op], types, [op.inputs[1]])
+        assert (strassen.match(made, TARGETS["x86-64-v3"]) is not None) == taken
 
 
 @pytest.mark.parametrize("channels", [3, 40])
