@@ -182,6 +182,37 @@ def test_a_maximum_is_found_before_it_is_dequantized(scale: float) -> None:
     np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_a_maximum_of_bytes_is_one_of_floats(dtype: str, layout: str) -> None:
+    """Unless a window lies in the padding alone."""
+    rng, taken = np.random.default_rng(fresh_seed()), set()
+    for _ in range(60):
+        kernel, strides, dilation = (tuple(map(int, rng.integers(1, 4, 2))) for _ in range(3))
+        padding = tuple(map(int, rng.integers(0, 4, 4)))
+        size = tuple(map(int, rng.integers(7, 11, 2)))
+        out = tuple(
+            (size[n] + padding[n] + padding[n + 2] - (kernel[n] - 1) * dilation[n] - 1)
+            // strides[n] + 1
+            for n in (0, 1)
+        )  # fmt: skip
+        shape, made = ((2, *size, 3), (2, *out, 3))
+        if layout == "NCHW":
+            shape, made = (2, 3, *size), (2, 3, *out)
+        before = Graph(("q",), ("y",), {"q": TensorType(shape, dtype)})
+        before.add(
+            "max_pool2d", ("q",), TensorType(made, dtype), output="y", layout=layout,
+            kernel=kernel, strides=strides, padding=padding, dilation=dilation,
+        )  # fmt: skip
+        after = quantized_pooling(before.check()).check()
+        taken.add(len(after.operators) == 3)
+        bounds = np.iinfo(dtype)
+        given = {"q": rng.integers(bounds.min, bounds.max + 1, shape).astype(dtype)}
+        if len(after.operators) == 3:
+            np.testing.assert_array_equal(after.evaluate(given)["y"], before.evaluate(given)["y"])
+    assert taken == {True, False}
+
+
 @pytest.mark.parametrize("also_read", [False, True])
 def test_parts_are_quantized_before_they_are_joined(also_read: bool) -> None:
     """If something else reads the floats of the whole, it stays as it is."""
