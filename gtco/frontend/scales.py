@@ -19,16 +19,17 @@ from gtco.support.onnx_messages import nodes, subgraphs
 
 # The positions of the scales among the inputs, by operator.
 _SCALES: Mapping[str, Sequence[int]] = {
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeMatMul"), (1,)),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), (1,)),
     **dict.fromkeys(("QLinearMatMul", "QLinearConv", "QLinearAdd", "QLinearMul"), (1, 4, 6)),
     **dict.fromkeys(
         """QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearReduceMean
         QLinearSigmoid QLinearSoftmax""".split(),
         (1, 3),
     ),
-    "DynamicQuantizeMatMul": (2,),
+    **dict.fromkeys(("DynamicQuantizeMatMul", "GatherBlockQuantized"), (2,)),
     "MatMulIntegerToFloat": (2, 3),
     "MatMulNBits": (2,),
+    "QAttention": (3, 4),
     "QGemm": (1, 4, 7),
     "QLinearWhere": (2, 5, 7),
 }
@@ -43,7 +44,7 @@ def check_scales(model: onnx.ModelProto, weights: Mapping[str, numpy.ndarray | L
     """
     known = {**_constants(model.graph), **weights}
     for node in nodes(model.graph):
-        blocks = node.op_type == "MatMulNBits" or (
+        blocks = node.op_type in ("MatMulNBits", "GatherBlockQuantized") or (
             node.op_type == "DequantizeLinear"
             and any(a.name == "block_size" and a.i for a in node.attribute)
         )

@@ -14,8 +14,9 @@ import pytest
 from gtco.machine.target import cpu_target
 from gtco.runtime.products import Products
 from gtco.support.errors import ArtifactError, OptionError, ShapeError
-from gtco.tensor.nest.open import nests, pack
+from gtco.tensor.nest.open import nests
 from tests.driver.any_size import TARGET, TOLERANCE, compiled
+from tests.nest.cuts import pack
 
 
 @pytest.fixture(scope="module")

@@ -13,26 +13,13 @@ import pytest
 
 from gtco.codegen.load import load
 from gtco.machine.target import cpu_target
-from gtco.support.errors import ShapeError
-from gtco.tensor.nest.open import (
-    FEW_COLUMNS,
-    LINE,
-    Cut,
-    FewColumns,
-    OpenNest,
-    along_k,
-    check_sizes,
-    cut,
-    few_columns,
-    nests,
-    pack,
-    packed_vectors,
-)
+from gtco.tensor.nest.open import FEW_COLUMNS, FewColumns, OpenNest, few_columns, nests
 from gtco.tensor.nest.open_images import Window
 from gtco.tensor.nest.open_kernels import open_kernel
 from tests.fences import fenced
 from tests.inner_loops import keeps_sums, product_loops
 from tests.kernels import check_guard, guarded, runnable
+from tests.nest.cuts import LINE, Numbers, along_k, cut, pack, packed_vectors
 
 TOLERANCE = 2e-6  # of the sum of the products' magnitudes: sums of some hundred, in float32
 NORESERVE = 0x4000  # of mmap: pages that are not touched take no memory
@@ -69,7 +56,7 @@ def lanes_of(nest: OpenNest | FewColumns) -> int:
 
 
 def multiplied(
-    library: Any, nest: OpenNest | FewColumns, widths: tuple[int, ...], numbers: Cut, m: int
+    library: Any, nest: OpenNest | FewColumns, widths: tuple[int, ...], numbers: Numbers, m: int
 ) -> None:
     """Runs all tasks, the last one first, on memory that ends before an inaccessible page."""
     n, k = numbers.n, numbers.k
@@ -140,7 +127,7 @@ def convolved(
     panels, wide = -(-n // nest.row.columns), (of.out_w - 1) * of.stride + of.kernel_w
     pitch = -(-wide * of.channels // LINE) * LINE
     height, taller = divmod(of.out_w, blocks)
-    numbers = Cut(
+    numbers = Numbers(
         n, taps * run, deep * run, height, taller, lines * blocks, task * blocks, panels, 1, panels,
         held * blocks, pitch, 0, int(n % LINE == 0 and deep == taps),
     )  # fmt: skip
@@ -242,12 +229,6 @@ def test_the_last_tile_of_every_width_lies_inside_packed_columns() -> None:
         for width in (1, 2, 3, 4, 6):
             if width <= vectors:
                 assert -(-vectors // width) * width <= panels
-
-
-@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -3, 1), (1, 1, 2**41)])
-def test_other_sizes_are_refused(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(ShapeError, match="is not a size of a product"):
-        check_sizes(*sizes)
 
 
 @pytest.mark.parametrize("name", ["znver4", "cascadelake", "haswell"])

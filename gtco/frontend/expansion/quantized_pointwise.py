@@ -35,6 +35,7 @@ from gtco.frontend.node_check import DTYPES
 
 _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 _PER_AXIS_SOFTMAX = 13  # the first opset whose Softmax is over one axis
+_BY_AXIS = 13  # the first opset whose DequantizeLinear has an axis
 
 
 def _output(w: Writer, y: str, scale: str, zero: str, dtype: int) -> str:
@@ -224,9 +225,14 @@ def dequantize_linear(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     made, source = w.dtype(scale), w.dtype(x)
     if source not in (*WHOLE, INT32):
         raise Unsuitable(f"it dequantizes {DTYPES[source]}, which gtco does not support")
+    given = scale, zero
     scale, zero = _by_axis(w, node, x, scale, zero, source)
     if is_scalar(w, scale, zero) and source in (*BYTES, INT32):
         return [w.cast(w.add("DequantizeLinear", x, scale, zero), made)]
+    if source in BYTES and w.opset >= _BY_AXIS:  # weights of products stay in 8 bits
+        vectors = [w.cast(given[0], FLOAT), *filter(None, given[1:])]
+        axis = attributes(node)["axis"]
+        return [w.cast(w.add("DequantizeLinear", x, *vectors, axis=axis), made)]
     steps = w.add("Sub", w.cast(x, INT32), w.cast(zero, INT32))
     return [w.cast(w.add("Mul", w.cast(steps, FLOAT), scale), made)]
 

@@ -12,14 +12,12 @@ often whole pieces.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import prod
 
-import numpy
-
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule
+from gtco.graph.rewrites.convolutions.more_channels import with_more_channels
 from gtco.tensor.stage import ITEM_BYTES, Operator
 
 PIECE = 16  # bytes
@@ -32,8 +30,7 @@ def whole_pixels(graph: Graph, narrow: str) -> Graph:
 
 
 def _rule(graph: Graph, op: Operator, narrow: str) -> str | None:
-    x, weights = op.inputs[:2]
-    w, image = graph.constants.get(weights), graph.types[x]
+    w, image = graph.constants.get(op.inputs[1]), graph.types[op.inputs[0]]
     if w is None or image.dtype not in FLOATS or op["layout"] != "NHWC" or op["groups"] != 1:
         return None
     if prod(w.shape[2:]) <= prod(op["strides"]):
@@ -43,15 +40,4 @@ def _rule(graph: Graph, op: Operator, narrow: str) -> str | None:
     missing = pixel - w.shape[1]
     if missing <= 0:
         return None
-    padded = graph.add(
-        "pad",
-        (x,),
-        replace(image, shape=(*image.shape[:-1], pixel)),
-        name=op.name,
-        before=(0, 0, 0, 0),
-        after=(0, 0, 0, missing),
-        value=0,
-    )
-    wide = numpy.pad(w, ((0, 0), (0, missing), (0, 0), (0, 0)))
-    inputs = (padded, graph.add_constant(wide, weights), *op.inputs[2:])
-    return graph.add(op.kind, inputs, op.type, name=op.name, output=op.output, **dict(op.attrs))
+    return with_more_channels(graph, op, missing)

@@ -10,13 +10,11 @@ channels windows are read in place. That is a third more products, and much less
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
-
-import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule
+from gtco.graph.rewrites.convolutions.more_channels import with_more_channels
 from gtco.tensor.stage import Operator
 
 _WORD = 4  # neighbours of k that an instruction multiplies
@@ -28,8 +26,7 @@ def padded_channels(graph: Graph) -> Graph:
 
 
 def _rule(graph: Graph, op: Operator) -> str | None:
-    q, weights = op.inputs[:2]
-    w, image = graph.constants.get(weights), graph.types[q]
+    w, image = graph.constants.get(op.inputs[1]), graph.types[op.inputs[0]]
     if w is None or op.type.dtype != "int32" or image.dtype not in _BYTES:
         return None
     if op["layout"] != "NHWC" or op["groups"] != 1 or prod(w.shape[2:]) == 1:
@@ -37,17 +34,4 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     missing = -w.shape[1] % _WORD
     if not missing or w.shape[1] > _WORD:
         return None
-    shape = (*image.shape[:-1], w.shape[1] + missing)
-    behind = (0, 0, 0, missing)
-    x = graph.add(
-        "pad",
-        (q,),
-        replace(image, shape=shape),
-        name=op.name,
-        before=(0, 0, 0, 0),
-        after=behind,
-        value=0,
-    )
-    wide = numpy.pad(w, ((0, 0), (0, missing), (0, 0), (0, 0)))
-    inputs = (x, graph.add_constant(wide, weights), *op.inputs[2:])
-    return graph.add(op.kind, inputs, op.type, name=op.name, output=op.output, **dict(op.attrs))
+    return with_more_channels(graph, op, missing)

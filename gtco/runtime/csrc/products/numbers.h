@@ -6,7 +6,7 @@
 
 #define USABLE 0.5 /* of a cache, as in gtco/search/analytic.py */
 #define RECENT 8   /* weights lie where so many times their bytes do: other layers run in between */
-#define FOLDING 9  /* as in gtco/tensor/nest/open.py */
+#define FOLDING 9  /* multiply-adds that take as long as folding a vector */
 
 /* fmax and fmin are calls of libm, since they know NaN. */
 static inline double larger(double a, double b) { return a > b ? a : b; }

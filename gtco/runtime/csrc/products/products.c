@@ -14,7 +14,7 @@
 #include "thread_pool.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define LARGEST ((int64_t)1 << 40) /* of a size, as in gtco/tensor/nest/open.py */
+#define LARGEST ((int64_t)1 << 40) /* of a size */
 #define MOST_BYTES ((double)((int64_t)1 << 61))
 #define MOST_TASKS 0x7fffffff
 #define REMEMBERED 256  /* sizes whose choice is kept */
@@ -127,7 +127,8 @@ EXPORT void gtco_products_close(gtco_products* p) {
   free(p);
 }
 
-/* Panels of packed B (gtco/tensor/nest/open.py: packed_vectors). */
+/* Panels of packed B: those of n columns, and so many more that the last tile of every width that is not wider than
+ * all columns reads inside. */
 static int64_t panels_of(int64_t n) {
   const int64_t vectors = (n + gtco_the_machine.lanes - 1) / gtco_the_machine.lanes;
   int64_t most = vectors;

@@ -56,7 +56,7 @@ extern const int gtco_the_kernels_are_closed; /* 1: none calls code outside of t
 /* Runs tasks of a product: b are A, B, its cut, C and its kernel. */
 void gtco_product_tasks(void* const* b, void* w, int64_t begin, int64_t end);
 
-/* 1 if the vectors of a product lie along k (gtco/tensor/nest/open.py: along_k). Those of windows never do. */
+/* 1 if the vectors of a product lie along k (cut.c). Those of windows never do. */
 int gtco_product_along_k(const gtco_problem* problem);
 
 /* choose.c: all candidates of a product, at most `room` of them, each with its price. The sizes are positive. Returns how
