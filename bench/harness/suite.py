@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from gtco.cli.console import say, status
 from gtco.cli.tables import Table
 from gtco.frontend.dimensions import Shapes
 from gtco.frontend.quantized import is_quantized
+from gtco.machine.cores import allowed_cores
 from gtco.runtime.publish import write_whole
 from gtco.verification.outputs import OutputJudge
 
@@ -113,8 +113,8 @@ def console() -> Console:
 
 
 def available_threads() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """The number of cores that this process may use, by which a library counts its threads too."""
+    return allowed_cores()
 
 
 def run_model(

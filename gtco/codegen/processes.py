@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ENDING = 5.0  # seconds that a process may take to end once it has closed its socket
+THREADS = "GTCO_NUM_THREADS"
 NO_PROCESS = 71  # what is told as the exit code of a process that could not be started
 PR_SET_PDEATHSIG = 1
 # `python -m` has the current folder first on its path. A user may have a random.py there.
@@ -31,10 +32,12 @@ _early: list[Forks] = []  # forks of this process, until Workers take them
 
 def environment() -> dict[str, str]:
     """The environment of a Python process that must find this package, which may be run from its
-    source folder.
+    source folder. What is measured there has the threads that it was compiled for, so a number of
+    threads for deployments is left out.
     """
     root = str(Path(__file__).resolve().parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+    known = {name: value for name, value in os.environ.items() if name != THREADS}
+    return {**known, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
 
 
 def python(module: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from gtco.driver.compilation import Compilation
 from gtco.driver.cooptimize import SHARE, Measured, cooptimize, part, rest
 from gtco.driver.linking.finishing import artifact
 from gtco.driver.phases import Built, CutModel
-from gtco.runtime.publish import temporary
+from gtco.runtime.publish import temporary, weights_beside
 from gtco.runtime.writing.linking import write_artifact
 from gtco.search.recorded import by_stage, last_reading
 from gtco.search.records.records import Record, Records, circumstances, now
@@ -162,7 +162,13 @@ def settle(
             )
             for name, one in builds
         ]
-        readings = whole.read(libraries[0], libraries[1], runner)
+        if runner is not None and any(map(weights_beside, libraries)):
+            run.report.notes.append(
+                "tuning: the weights are in a file of their own, which is not sent to a farm, so "
+                "the whole model was not timed: what single stages gained is kept"
+            )
+            return built
+        readings = whole.read(libraries[0], libraries[1], runner, whole_cost(built))
     if isinstance(readings, str):
         run.report.notes.append(f"tuning: what it made {readings}: it is left as it was")
         run.accidents = True

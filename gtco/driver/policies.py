@@ -59,6 +59,10 @@ def overruled(
     others = records.circumstances()
     if shipped or not others or circumstances(policy.target) in others:
         return found, []
+    if machine.name != "native":  # answers of gtco measure, of a machine of this kind
+        elsewhere = measured_elsewhere(policy, records, versions(machine))
+        if not elsewhere[1]:
+            return elsewhere
     return found, [
         f"{records.path} holds nothing that was measured on this machine with "
         f"{counted(policy.target.cores, 'thread')}, these options and these versions of gtco and "

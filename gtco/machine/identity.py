@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gtco.machine.cores import ROOT
-from gtco.machine.target import TARGETS, Target, cpu_identity, detect
+from gtco.machine.target import CPUS, Target, cpu_identity, detect
 from gtco.support.errors import OptionError
 from gtco.support.version import __version__
 
@@ -62,7 +62,7 @@ class Identity:
         """
         if self.kind == here.kind:
             return detect()
-        row = TARGETS[self.row]
+        row = CPUS[self.row]
         memory = tuple(
             replace(level, capacity=self.caches.get(level.name, level.capacity))
             for level in row.memory
@@ -88,7 +88,7 @@ class Identity:
             found = Identity(**data)
             texts = (found.host, found.governor, found.gtco, *found.features, *found.cpu)
             right = (
-                found.row in TARGETS
+                found.row in CPUS
                 and type(found.cores) is int
                 and found.cores > 0
                 and all(isinstance(text, str) for text in (*texts, *found.cpu.values()))
@@ -104,7 +104,9 @@ class Identity:
 def identity() -> Identity:
     """Who this machine is. Raises :class:`OptionError` where gtco compiles for no such CPU."""
     target = detect()
-    row = next(name for name, known in TARGETS.items() if known.mcpu == target.mcpu)
+    row = next((name for name, known in CPUS.items() if known.mcpu == target.mcpu), None)
+    if row is None:
+        raise OptionError(f"gtco has no target for this machine's CPU ({target.mcpu})")
     return Identity(
         platform.node(),
         cpu_identity(),

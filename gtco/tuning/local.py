@@ -14,7 +14,9 @@ import numpy as np
 from gtco.codegen.processes import environment, python
 from gtco.tuning.runner import Budget, Readings
 
-GRACE = 60.0  # seconds that reading may take beyond what it was given: opening, a slow first round
+# Seconds that reading may take beyond what it was given: opening, and ten rounds of stages that
+# take ten seconds each.
+GRACE = 300.0
 
 
 class LocalRunner:

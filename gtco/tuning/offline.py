@@ -49,7 +49,9 @@ def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Rec
         )
     gpu = "images" in metadata
     known = gpu_circumstances(metadata, gpu_name(device)) if gpu else cpu_known(metadata)
-    opened = partial(Model, device=device if gpu else None, candidates=True)
+    # as many threads as the records say, whatever GTCO_NUM_THREADS is
+    threads = 0 if gpu else metadata["target"]["cores"]
+    opened = partial(Model, threads=threads, device=device if gpu else None, candidates=True)
     return timed(opened, path, metadata, rounds, known)
 
 

@@ -26,7 +26,8 @@ from gtco.tuning.view import became
 
 # The largest share of the time for measuring; if it is too little, this test is left out
 SHARE = 0.25
-SECONDS, MOST_SECONDS = 1.0, 300.0  # seconds of rounds; seconds until a hanging process is ended
+SECONDS = 1.0  # of rounds
+MOST_SECONDS, LATE = 300.0, 5.0  # until a process hangs: so long, and so many times as expected
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,13 @@ def _sum(counts: Mapping[str, int], seconds: Mapping[str, np.ndarray]) -> float:
 
 
 # running ------------------------------------------------------------------------------------------
-def read(first: Path, tuned: Path, runner: Runner | None = None) -> ModelReadings | str:
-    """The readings of both libraries, or a sentence on how running them failed."""
+def read(
+    first: Path, tuned: Path, runner: Runner | None = None, expected: float = 0.0
+) -> ModelReadings | str:
+    """The readings of both libraries, or a sentence on how running them failed. ``expected``: the
+    seconds that it should take.
+    """
     reading: Runner = LocalRunner() if runner is None else runner
-    said = reading.read([first, tuned], Budget(LEAST_ROUNDS, SECONDS, MOST_SECONDS))
+    most = max(MOST_SECONDS, LATE * expected)
+    said = reading.read([first, tuned], Budget(LEAST_ROUNDS, SECONDS, most))
     return said.failed or ModelReadings(*said.seconds)

@@ -40,6 +40,14 @@ def readings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
     return made
 
 
+def test_a_quota_of_half_a_core_is_all_that_can_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("WARM_SECONDS", 0.01), ("PEAK_SECONDS", 0.05), ("PEAK_ROUNDS", 2)):
+        monkeypatch.setattr(peak, name, value)
+    monkeypatch.setattr(peak, "cpu_quota", lambda: 1e-3)
+    _, share = peak.measure_peak(1, MACHINE)
+    assert share > 10  # the process has no such quota, so it holds a thousand times as much
+
+
 def test_a_peak_is_read_once_an_hour(
     readings: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

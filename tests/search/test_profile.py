@@ -65,6 +65,17 @@ def test_measured_once(measured: list[Target], tmp_path: Path) -> None:
     assert MACHINE.mcpu in path.name and path.suffix == ".json"
 
 
+def test_where_no_threads_start_constants_are_taken(
+    measured: list[Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(machine: Target, say: object) -> MachineRates:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(profile, "measure", refused)
+    made = profile.machine_table(MACHINE)
+    assert made.rates is None and "temporarily unavailable. Kernels are chosen by" in made.note
+
+
 def test_another_target_is_measured_for_itself(measured: list[Target], tmp_path: Path) -> None:
     other = target("x86-64-v4")
     assert found(MACHINE) != found(other)

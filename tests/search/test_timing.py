@@ -75,3 +75,20 @@ def test_of_each_all_threads_are_at_work() -> None:
     rate = of_each([lambda i=i: one(i) for i in range(3)], 0.01)  # type: ignore[misc]
     assert 0 < rate <= 1 / 2e-3
     assert min(calls) >= 2
+
+
+def test_threads_that_cannot_be_started_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that allows few processes. Those that did start do not wait for ever."""
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def limited(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(OSError, match="can't start new thread, of 3 threads"):
+        together([lambda: None] * 3, 0.01)
+    (one,) = started
+    assert not one.is_alive()

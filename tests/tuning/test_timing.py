@@ -69,14 +69,19 @@ def trial(machine: Target, symbols: str, *stages: Stage) -> list[Trial]:
     return found
 
 
-def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) -> None:
-    """Real kernels in the real process: every step has readings, and no result is wrong."""
+def test_every_candidate_is_timed_and_compared(
+    machine: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real kernels in the real process: every step has readings, and no result is wrong. A number
+    of threads for deployments does not count.
+    """
     from gtco.runtime.writing.linking import write_artifact
 
     trials = trial(machine, "fine", linear(), linear(33, 40, 24))
     made = artifact(trials, machine, 2)
     assert made.metadata["trials"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     library = write_artifact(made, tmp_path / "trials.so")
+    monkeypatch.setenv("GTCO_NUM_THREADS", "all")
     said = local.run(library, 0.1)
     assert isinstance(said, dict) and said["wrong"] == []
     readings = np.array(said["seconds"])

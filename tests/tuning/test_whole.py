@@ -19,6 +19,7 @@ from gtco.search.records.standing import standing
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
 from gtco.tuning import whole
+from gtco.tuning.runner import Budget, Readings
 from gtco.tuning.whole import ModelReadings, judge, refuted, settled
 from tests.tuning.small import small_model
 
@@ -146,7 +147,7 @@ def tuned_model(path: Path, patch: pytest.MonkeyPatch, said: Said | None) -> Any
 
     patch.setattr(module, "judge", taken)
     if said is not None:
-        patch.setattr(whole, "read", lambda first, tuned, runner: said(first, tuned))
+        patch.setattr(whole, "read", lambda first, tuned, runner, expected: said(first, tuned))
     effort = gtco.Tune(trials=6, seconds=60.0, patience=1, learned=False)
     return gtco.compile_model(small_model(), tune=effort, records=path, verify=True)
 
@@ -206,6 +207,22 @@ def test_what_stands_is_compiled_from_the_records(
 
 def schedules(compiled: Any) -> dict[str, Any]:
     return {stage["key"]: stage["schedule"] for stage in compiled.stages}
+
+
+@pytest.mark.parametrize(("expected", "limit"), [(0.5, 300.0), (400.0, 2000.0)])
+def test_a_slow_model_gets_the_time_that_it_takes(expected: float, limit: float) -> None:
+    """Twenty runs of half a minute each are no process that hangs."""
+    given: list[Budget] = []
+
+    class Asked:
+        machines = 1
+
+        def read(self, libraries: Sequence[Path], budget: Budget) -> Readings:
+            given.append(budget)
+            return Readings(failed="asked")
+
+    assert whole.read(Path("a"), Path("b"), Asked(), expected) == "asked"
+    assert [budget.limit for budget in given] == [limit]
 
 
 def test_a_tuned_model_that_crashes_is_left_untuned(

@@ -12,10 +12,11 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from gtco.codegen.load import load
-from gtco.machine.cores import allowed_cores
+from gtco.machine.cores import allowed_cores, cpu_quota
 from gtco.machine.target import Target, detect
 from gtco.search.calibration.level0 import DEPTH, REPEATS, peak_kernel, tile_kernel
 from gtco.search.calibration.measure import WARM_SECONDS, tile_calls
@@ -112,7 +113,7 @@ def measure_peak(
     begin, worked = time.perf_counter(), time.process_time()
     readings = [flops * together(calls, PEAK_SECONDS) for _ in range(PEAK_ROUNDS)]
     passed = max(time.perf_counter() - begin, 1e-9)
-    most = min(threads, allowed_cores())
+    most = min(threads, allowed_cores(), cpu_quota() or inf)
     return readings, (time.process_time() - worked) / passed / most
 
 

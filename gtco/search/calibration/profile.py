@@ -75,7 +75,7 @@ def machine_table(target: Target, say: Callable[[str], None] = lambda what: None
         _again[path] = False
         try:
             measured = measure(target, say)
-        except NotMeasured as why:
+        except (NotMeasured, OSError) as why:  # OSError: no threads can be started
             if before is not None:
                 return MachineTable(table_of(target, before))
             note = (

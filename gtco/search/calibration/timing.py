@@ -10,6 +10,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from errno import EAGAIN
 from statistics import fmean
 from typing import Any
 
@@ -62,7 +63,10 @@ def _windows(
 
     def run(i: int) -> None:
         calls[i]()
-        barrier.wait()
+        try:
+            barrier.wait()
+        except threading.BrokenBarrierError:
+            return
         starts[i] = ends[i] = now()
         while ends[i] - starts[i] < seconds:
             calls[i]()
@@ -70,11 +74,18 @@ def _windows(
             ends[i] = now()
 
     others = [threading.Thread(target=run, args=(i,)) for i in range(1, len(calls))]
-    for thread in others:
-        thread.start()
-    run(0)
-    for thread in others:
-        thread.join()
+    started: list[threading.Thread] = []
+    try:
+        for thread in others:
+            thread.start()
+            started.append(thread)
+        run(0)
+    except RuntimeError as error:
+        barrier.abort()
+        raise OSError(EAGAIN, f"{error}, of {len(calls)} threads") from error
+    finally:
+        for thread in started:
+            thread.join()
     return starts, ends, done
 
 

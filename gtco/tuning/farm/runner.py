@@ -23,7 +23,7 @@ from gtco.tuning.runner import Budget, Readings
 
 WAIT = 120.0  # seconds without a machine of the kind, until a tuning ends
 LOST = 60.0  # seconds, at most, that a lost machine is not asked again
-LOSSES = 2  # machines that are lost with the same libraries, until these are blamed
+LOSSES = 2  # times that machines are lost with the same libraries, until these are blamed
 
 
 class FarmRunner:
@@ -48,18 +48,19 @@ class FarmRunner:
     def read(self, libraries: Sequence[Path], budget: Budget) -> Readings:
         contents = [library.read_bytes() for library in libraries]
         asked = there.request(self.kind, budget)
-        lost: set[FarmMachine] = set()
+        lost: list[FarmMachine] = []
         while True:
             with self._lease() as machine:
                 try:
                     answer = self.farm.ask(machine, asked, contents)
                     who, read = there.understood(answer, len(libraries))
                 except MachineLost as error:
-                    lost.add(machine)
+                    lost.append(machine)
                     self._lost[machine] = self.clock() + LOST
                     self._note(f"the machine {machine.name} was lost: {error}")
                     if len(lost) == LOSSES:
-                        how = f"cost {LOSSES} machines of the farm, which were lost meanwhile"
+                        names = " and ".join(dict.fromkeys(m.name for m in lost))
+                        how = f"cost the farm {names}, lost meanwhile"
                         return Readings(failed=how)
                     continue
                 except (OptionError, FarmError) as error:

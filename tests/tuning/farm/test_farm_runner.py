@@ -18,7 +18,7 @@ import pytest
 from gtco.cli import farm_command
 from gtco.machine import identity as module
 from gtco.machine.identity import Identity, governor, identity
-from gtco.machine.target import Target, detect
+from gtco.machine.target import CPUS, Target, detect
 from gtco.search.records.records import Record, Records, circumstances
 from gtco.search.records.text import from_lines, to_lines
 from gtco.support.environment import ray_token
@@ -87,7 +87,20 @@ def test_a_lost_machine_costs_the_reading_in_flight(tmp_path: Path) -> None:
 def test_a_library_that_costs_two_machines_is_blamed(tmp_path: Path) -> None:
     farm = Played(a=lost, b=lost, c=lambda: read_by(HERE))
     found, _ = read(farm, tmp_path)
-    assert farm.asked == ["a", "b"] and "2 machines" in found.failed
+    assert farm.asked == ["a", "b"] and "cost the farm a and b" in found.failed
+
+
+def test_a_library_that_costs_one_machine_twice_is_blamed(tmp_path: Path) -> None:
+    """It would be asked for ever otherwise, where there is no other one."""
+
+    class Passing(Played):
+        def machines(self) -> list[FarmMachine]:
+            self.now += WAIT / 8
+            return super().machines()
+
+    farm = Passing(a=lost)
+    found, notes = read(farm, tmp_path)
+    assert farm.asked == ["a", "a"] and "cost the farm a, lost" in found.failed and len(notes) == 2
 
 
 def gtco_fails() -> object:
@@ -189,6 +202,21 @@ def test_kinds_differ_where_readings_do(change: dict[str, Any]) -> None:
     assert replace(HERE, **change).kind != HERE.kind
     assert replace(HERE, host="x", governor="powersave").kind == HERE.kind
     assert Identity.from_json(HERE.to_json()) == HERE
+
+
+@pytest.mark.parametrize("name", ["cortex-a76", "neoverse-v1", "znver4"])
+def test_every_target_has_an_identity(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of AArch64."""
+    monkeypatch.setattr(module, "detect", lambda: CPUS[name])
+    one = identity()
+    assert one.row == name and Identity.from_json(one.to_json()) == one
+    assert one.target(HERE if one.kind != HERE.kind else OTHER).features == CPUS[name].features
+
+
+def test_a_machine_without_a_target_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "detect", lambda: replace(CPUS["znver4"], mcpu="i386"))
+    with pytest.raises(OptionError, match="no target for this machine's CPU"):
+        identity()
 
 
 def test_the_governor(tmp_path: Path) -> None:
