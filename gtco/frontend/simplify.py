@@ -22,12 +22,14 @@ from typing import BinaryIO
 import google.protobuf.message
 import onnx
 
-# Four passes of onnxsim are skipped. Fused attention is an operator of ONNX Runtime's domain; gtco
+# Five passes of onnxsim are skipped. Fused attention is an operator of ONNX Runtime's domain; gtco
 # finds attention by itself. A softmax over a single element would become 1, which is wrong for NaN
 # and infinities: softmax(-inf) is NaN. A vector divided by its norm would become LpNormalization,
 # which makes zeros of a vector of zeros, where the division makes NaN. A factor of more axes than a
-# convolution's weights would give these more axes; gtco folds factors by itself.
-SKIPPED = "fuse_attention eliminate_nop_softmax fuse_lp_normalization fuse_mul_into_conv".split()
+# convolution's weights would give these more axes; gtco folds factors by itself. Two factors would
+# be multiplied though their product may be infinite or 0; gtco looks.
+SKIPPED = """fuse_attention eliminate_nop_softmax fuse_lp_normalization fuse_mul_into_conv
+    fuse_consecutive_mul""".split()
 # onnxsim imports these if they are installed. This takes seconds, and only its quantization and its
 # formulas of symbolic sizes need them.
 _IMPORTS = """

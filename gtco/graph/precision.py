@@ -205,6 +205,8 @@ class _Narrowing:
 
     def is_rounded(self, tensor: str) -> bool:
         """True if the tensor, or what one function makes of its elements, is only read rounded."""
+        if tensor in self.graph.outputs:
+            return False
         match self.graph.consumers(tensor):
             case [Operator(kind="cast") as reader]:
                 return reader.output == self.half.get(tensor)
@@ -216,7 +218,8 @@ class _Narrowing:
         """True if the operator is a pooled maximum whose result is only read rounded."""
         readers = self.graph.consumers(op.output)
         twin = self.half.get(op.output)
-        return op.kind == "max_pool2d" and [r.output for r in readers] == [twin]
+        hidden = op.output not in self.graph.outputs
+        return hidden and op.kind == "max_pool2d" and [r.output for r in readers] == [twin]
 
     def read_by_contractions(self, tensor: str) -> bool:
         """True if only contractions read the tensor, directly or through movement. Readers are

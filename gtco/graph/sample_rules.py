@@ -220,6 +220,8 @@ def _attention(call: Call) -> Place:
     found = _agreed([_aligned(call, number) for number in range(len(call.places))])
     if found.axis == call.out_rank - 1:
         raise Mixed("takes samples together")
+    if len(call.places) > 3:
+        _check_repeated(call, 3, found)
     return found
 
 
@@ -227,7 +229,19 @@ def _grid_sample(call: Call) -> Place:
     image, grid = call.places
     if (image and image.axis) or (grid and grid.axis):
         raise Mixed("reads samples as rows, columns or channels of an image")
-    return _agreed([image, grid])
+    found = _agreed([image, grid])
+    _check_repeated(call, 0, found)
+    _check_repeated(call, 1, found)
+    return found
+
+
+def _check_repeated(call: Call, number: int, found: Along) -> None:
+    """Raises :class:`Mixed` for an operand that is different for each sample though it is said to
+    be the same for all, such as a constant. What infers types does not look at these operands.
+    """
+    axis = found.axis - call.out_rank + call.rank(number)
+    if call.places[number] is None and axis >= 0 and call.types[number].shape[axis] != 1:
+        raise Mixed("has another constant for each sample")
 
 
 RULES: Mapping[str, Callable[[Call], Place]] = {

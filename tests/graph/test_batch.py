@@ -108,6 +108,40 @@ def test_a_table_that_has_a_row_for_each_sample() -> None:
     assert batched(graph.check()) is None
 
 
+@pytest.mark.parametrize("of_image", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+def test_a_grid_that_has_points_for_each_sample(of_image: bool, same: bool) -> None:
+    """Also where the grid is the input and the image is the constant."""
+    rng = np.random.default_rng(0)
+    shapes = {"image": (4, 3, 5, 5), "grid": (4, 2, 2, 2)}
+    given, fixed = ("grid", "image") if of_image else ("image", "grid")
+    graph = Graph(("x",), ("y",), {"x": TensorType(shapes[given])})
+    drawn = rng.uniform(-1, 1, (1 if same else 4, *shapes[fixed][1:])).astype(np.float32)
+    known = graph.add_constant(np.ascontiguousarray(np.broadcast_to(drawn, shapes[fixed])))
+    order = (known, "x") if of_image else ("x", known)
+    attrs = {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
+    made = TensorType((4, 3, 2, 2))
+    graph.add("grid_sample", order, made, output="y", layout="NCHW", **attrs)
+    found = batched(graph.check())
+    assert (found is not None) == same
+    if found is not None:
+        x = rng.uniform(-1, 1, shapes[given])
+        whole = graph.evaluate({"x": x}, "float64")["y"]
+        np.testing.assert_allclose(in_parts(found, x, (1, 3)), whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_bias_of_each_sample(same: bool) -> None:
+    rng = np.random.default_rng(0)
+    graph = Graph(("x",), ("y",), {"x": TensorType((4, 2, 5, 8))})
+    drawn = rng.standard_normal((1 if same else 4, 2, 5, 5)).astype(np.float32)
+    bias = graph.add_constant(np.ascontiguousarray(np.broadcast_to(drawn, (4, 2, 5, 5))))
+    kind = graph.types["x"]
+    graph.add("attention", ("x", "x", "x", bias), kind, output="y", scale=0.5)
+    found = batched(graph.check())
+    assert (found is not None) == same
+
+
 def test_drawn_graphs() -> None:
     """Parts give what the whole gives, and one size finds what two sizes prove."""
     outcomes: Counter[str] = Counter()

@@ -172,6 +172,30 @@ def test_an_image_that_is_an_output_stays_float32() -> None:
     assert of_dtype(after, "float32") == {"conv2d": 2, "add": 1}
 
 
+def test_a_maximum_that_is_an_output_stays_float32() -> None:
+    graph = Graph(("x",), (), {"x": TensorType((1, 6, 5, 8))})
+    image = graph.add("conv2d", ("x", weights(graph, 8, 8, 3, 3)), **DENSE)
+    shape = TensorType((1, 6, 5, 8))
+    pooled = graph.add("max_pool2d", (image,), shape, kernel=(3, 3), **CONVOLUTION)
+    graph.add("conv2d", (pooled, weights(graph, 4, 8, 3, 3)), output="y", **DENSE)
+    graph.outputs = (pooled, "y")
+    after = halved(graph.prune().check())
+    (pool,) = (o for o in after.operators.values() if o.kind == "max_pool2d")
+    read = after.producer(pool.inputs[0])
+    assert read is not None and read.kind == "conv2d"
+
+
+def test_a_sum_that_is_an_output_stays_float32() -> None:
+    graph = Graph(("x",), (), {"x": TensorType((1, 6, 5, 8))})
+    a, b = (graph.add("conv2d", ("x", weights(graph, 8, 8, 3, 3)), **DENSE) for _ in range(2))
+    total = graph.add("add", (a, b))
+    graph.add("conv2d", (total, weights(graph, 4, 8, 3, 3)), output="y", **DENSE)
+    graph.outputs = (total, "y")
+    after = halved(graph.prune().check())
+    (add,) = (o for o in after.operators.values() if o.kind == "add")
+    assert all(after.producer(x).kind == "conv2d" for x in add.inputs)
+
+
 def test_a_maximum_of_a_rounded_image_loses_nothing() -> None:
     """Only the rounded maximum is read. Rounding keeps the order of numbers, so the maximum of the
     rounded image is the same, and the image is stored rounded.

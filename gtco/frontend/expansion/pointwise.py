@@ -35,8 +35,8 @@ def activation(w: Writer, x: str, kind: str, parameters: Sequence[float]) -> str
     if not kind:
         return x
     if kind == "Clip":
-        low, high = (w.constant(value, w.dtype(x)) for value in parameters[:2])
-        return w.add("Clip", x, low, high)
+        low, high = parameters[:2]
+        return w.clip(x, low, high)
     if kind == "QuickGelu":
         return quick_gelu_of(w, x, parameters[0] if parameters else 1.702)
     if kind == "Gelu":

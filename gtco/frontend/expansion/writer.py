@@ -186,7 +186,14 @@ class Writer:
     def slice(self, x: str, axis: int, start: int, stop: int) -> str:
         if (start, stop) == (0, self.shape(x)[axis]):
             return x
+        if self.opset < 10:
+            return self.add("Slice", x, starts=[start], ends=[stop], axes=[axis])
         return self.add("Slice", x, *(self.integers([v]) for v in (start, stop, axis)))
+
+    def clip(self, x: str, low: float, high: float) -> str:
+        if self.opset < 11:
+            return self.add("Clip", x, min=low, max=high)
+        return self.add("Clip", x, *(self.constant(v, self.dtype(x)) for v in (low, high)))
 
     def split(self, x: str, sizes: Iterable[int], axis: int) -> list[str]:
         parts, start = [], 0

@@ -118,18 +118,6 @@ def unsqueeze(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return relax.op.expand_dims(inputs[0], axis=int(axis))
 
 
-def sequence_insert(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """SequenceInsert: TVM takes a negative position for one place behind it."""
-    sequence, item, place = padded(inputs, 3)
-    at = len(sequence) if place is None else constant_of(place)
-    if at is None:
-        raise Refused("its position is known only at run time: make it a constant")
-    position = int(at) + (len(sequence) if int(at) < 0 else 0)
-    parts = list(sequence)
-    parts.insert(position, item)
-    return relax.Tuple(parts)
-
-
 def space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     if text_of(attrs.get("mode", b"DCR")) != "CRD":
         return None

@@ -109,3 +109,16 @@ def lp_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> 
     none = builder.emit(relax.op.equal(norm, relax.const(0, dtype)))
     norm = builder.emit(relax.op.where(none, relax.const(1, dtype), norm))
     return relax.op.divide(x, norm)
+
+
+def mean_variance_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """(x - mean) / (deviation + 1e-9) over ``axes``. TVM has no epsilon, and takes the difference
+    of two squares, of which nothing is left where the mean is large.
+    """
+    x, axes = inputs[0], [int(axis) for axis in attrs.get("axes", (0, 2, 3))]
+    mean = builder.emit(relax.op.mean(x, axes, keepdims=True))
+    centred = builder.emit(relax.op.subtract(x, mean))
+    squares = builder.emit(relax.op.multiply(centred, centred))
+    deviation = relax.op.sqrt(builder.emit(relax.op.mean(squares, axes, keepdims=True)))
+    least = relax.const(1e-9, str(x.ty.dtype))
+    return relax.op.divide(centred, builder.emit(relax.op.add(builder.emit(deviation), least)))

@@ -3,6 +3,7 @@
 ONNX's own backend tests showed what to correct or refuse:
 
 - LayerNormalization's second and third output, Pow of two types
+- SplitToSequence by one size, Elu and Selu of other types than float32, MeanVarianceNormalization
 - Dropout's mask and training mode, IsInf's two flags, Constant's scalar forms
 - BatchNormalization's new statistics, reductions over no axes
 - ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
@@ -45,7 +46,6 @@ from gtco.frontend.operators.movement import (
     gather_elements,
     pad,
     scatter,
-    sequence_insert,
     slice_,
     space_to_depth,
     tile,
@@ -56,6 +56,7 @@ from gtco.frontend.operators.normalization import (
     batch_normalization,
     layer_normalization,
     lp_normalization,
+    mean_variance_normalization,
     skip_layer_normalization,
 )
 from gtco.frontend.operators.pointwise import (
@@ -63,15 +64,18 @@ from gtco.frontend.operators.pointwise import (
     clip,
     combined,
     dropout,
+    elu,
     is_inf,
     power,
     prelu,
+    selu,
     thresholded_relu,
 )
 from gtco.frontend.operators.products import conv_transpose, einsum
 from gtco.frontend.operators.reductions import RULES as REDUCTIONS
 from gtco.frontend.operators.resize import resize, upsample
 from gtco.frontend.operators.roi_align import roi_align
+from gtco.frontend.operators.sequences import sequence_insert, split_to_sequence
 
 
 def _attention(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
@@ -109,8 +113,11 @@ OVERRIDES: dict[str, Override] = {
     "CumSum": cumsum,
     "ConvTranspose": conv_transpose,
     "Celu": celu,
+    "Elu": elu,
+    "Selu": selu,
     "Einsum": einsum,
     "LpNormalization": lp_normalization,
+    "MeanVarianceNormalization": mean_variance_normalization,
     "Pad": pad,
     "Tile": tile,
     "Clip": clip,
@@ -131,6 +138,7 @@ OVERRIDES: dict[str, Override] = {
     "OneHot": one_hot,
     "PRelu": prelu,
     "SequenceInsert": sequence_insert,
+    "SplitToSequence": split_to_sequence,
     "ThresholdedRelu": thresholded_relu,
     "Unsqueeze": unsqueeze,
     **REDUCTIONS,

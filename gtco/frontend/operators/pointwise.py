@@ -59,6 +59,25 @@ def celu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return relax.op.where(relax.op.greater(x, zero), x, relax.op.multiply(alpha, grown))
 
 
+def elu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """alpha * (exp(x) - 1) below 0, in the type of x; TVM writes float32."""
+    return _elu(builder, inputs[0], attrs.get("alpha", 1.0), 1.0)
+
+
+def selu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """gamma times Elu, in the type of x."""
+    alpha, gamma = attrs.get("alpha", 1.6732632423543772), attrs.get("gamma", 1.0507009873554805)
+    return _elu(builder, inputs[0], alpha, gamma)
+
+
+def _elu(builder: Any, x: Any, alpha: float, gamma: float) -> Any:
+    below, one, scale = (relax.const(v, str(x.ty.dtype)) for v in (-alpha, 1.0, gamma))
+    rest = relax.op.subtract(one, relax.op.exp(x))
+    grown = relax.op.multiply(below, relax.op.nn.relu(builder.emit(rest)))
+    whole = builder.emit(relax.op.add(builder.emit(grown), relax.op.nn.relu(x)))
+    return whole if gamma == 1.0 else relax.op.multiply(scale, whole)
+
+
 def clip(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """Clip as an operator. TVM's importer writes loops, which only the fallback can compile.
     A bound that is left out or NaN has no effect.

@@ -139,8 +139,12 @@ def _with_neutral(graph: Graph, op: Operator, neutral: float, function: numpy.uf
 
 def _out_of_range(value: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray, product: bool) -> bool:
     """True if two finite constants make an infinite one, or two factors other than 0 make 0 or a
-    denormal. One after the other they may still give an ordinary number.
+    denormal. One after the other they may still give an ordinary number. So may two terms that
+    cancel each other and are so large that a float has no fractions there: they round.
     """
+    large = 2.0 ** (numpy.finfo(value.dtype).nmant - 1)
+    if not product and ((abs(a) >= large) & (abs(value) < abs(a))).any():
+        return True
     least = numpy.finfo(value.dtype).tiny
     over = ~numpy.isfinite(value) & numpy.isfinite(a) & numpy.isfinite(b)
     under = (abs(value) < least) & (abs(a) >= least) & (abs(b) >= least)

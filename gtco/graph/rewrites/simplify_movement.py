@@ -163,7 +163,7 @@ def _roll(graph: Graph, op: Operator) -> str | None:
     if inner is None or not graph.only_user(inner.output):
         return None
     shifts = [
-        (a + b) % int(n)
+        (a + b) % max(int(n), 1)
         for a, b, n in zip(op["shifts"], inner["shifts"], op.type.shape, strict=True)
     ]
     return graph.add("roll", inner.inputs, name=op.name, shifts=shifts)

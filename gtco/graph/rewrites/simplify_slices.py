@@ -132,7 +132,7 @@ def _inside_concat(graph: Graph, op: Operator, concat: Operator) -> str | None:
 
 def _concat(graph: Graph, op: Operator) -> str | None:
     axis = op["axis"]
-    parts = [t for t in op.inputs if _shape(graph, t)[axis] != 0]
+    parts = [t for t in op.inputs if _shape(graph, t)[axis] != 0] or [op.inputs[0]]
     if len(parts) == 1 and op.output not in graph.outputs:
         return parts[0]
     merged: list[str] = []

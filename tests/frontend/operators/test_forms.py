@@ -4,11 +4,14 @@ Runtime.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.lower.walk import lower
@@ -144,6 +147,49 @@ def test_a_mean_of_large_integers() -> None:
     x = np.array([[2 * 10**9, 2 * 10**9, 1], [-2 * 10**9, -2 * 10**9 - 1, -7]], np.int32)
     (got,) = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
     np.testing.assert_array_equal(got, [[1333333333], [-1333333336]])
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("split", [1, 2, 3, 4, 6, 9, 20, [5, 4], [9], [1, 2, 6], None, "squeezed"])
+def test_parts_of_a_sequence(split: Any, axis: int) -> None:
+    """The last one may be smaller. torch writes ``split`` so where an axis is dynamic."""
+    shape = [2, 3, 4]
+    shape[axis] = 9
+    keep = "" if split != "squeezed" else ", keepdims=0"
+    sizes = None if split in (None, "squeezed") else split
+    parts = 9 if sizes is None else len(sizes) if isinstance(sizes, list) else -(-9 // sizes)
+    takes = " ".join(f"y{n} = SequenceAt(s, p{n})" for n in range(parts))
+    outputs = ", ".join(f"float[{'a,b' if keep else 'a,b,c'}] y{n}" for n in range(parts))
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float[{",".join(map(str, shape))}] x) => ({outputs}) {{
+            s = SplitToSequence<axis={axis}{keep}>(x{"" if sizes is None else ", sizes"}) {takes}
+        }}"""
+    )
+    given = {f"p{n}": np.array(n - parts if n % 2 else n) for n in range(parts)}
+    if sizes is not None:
+        given["sizes"] = np.array(sizes)
+    for name, value in given.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    x = np.random.default_rng().standard_normal(shape).astype(np.float32)
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    got = lower(load_onnx(model, simplify=False)).evaluate({"x": x})
+    for n in range(parts):
+        np.testing.assert_array_equal(got[f"y{n}"], wanted[n])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "double"])
+@pytest.mark.parametrize("op", ["Elu", "Elu<alpha=0.5>", "Selu", "Selu<alpha=1.5, gamma=2.0>"])
+def test_activations_of_other_types(op: str, dtype: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]> g ({dtype}[40] x) => ({dtype}[40] y) {{
+            y = {op}(x) }}"""
+    )
+    x = np.linspace(-8, 8, 40).astype({"double": "float64"}.get(dtype, dtype))
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
+    assert got.dtype == x.dtype
+    np.testing.assert_allclose(got, wanted, rtol=2e-3 if dtype == "float16" else 1e-7, atol=2e-3)
 
 
 @pytest.mark.parametrize("op", ["Add", "Max", "Pow", "MatMul", "Concat<axis=0>", "Where"])

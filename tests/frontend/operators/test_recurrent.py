@@ -121,3 +121,16 @@ def test_an_output_that_is_left_out_is_nobodys_input(left_out: int) -> None:
     model.graph.node.extend([most, helper.make_node("Clip", ["y0", "", "most"], ["clipped"])])
     model.graph.output.append(helper.make_tensor_value_info("clipped", TensorProto.FLOAT, None))
     check(model, inputs)
+
+
+@pytest.mark.parametrize("opset", [7, 9, 10])
+@pytest.mark.parametrize("kind", GATES)
+def test_files_of_older_opsets(kind: str, opset: int) -> None:
+    """Slice has attributes before opset 10. torch wrote opset 9 for years."""
+    model, inputs = _model(kind, "p", direction="bidirectional")
+    model.opset_import[0].version = opset
+    model.ir_version = 4
+    model.graph.input.extend(  # initializers are inputs there
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer
+    )
+    check(model, inputs)

@@ -243,6 +243,22 @@ def test_attributes_left_to_their_defaults(operator: str) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_constant_channel_is_normalized_to_zeros() -> None:
+    """And one whose mean is large beside its deviation keeps its digits."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[2,3,8,8] x) => (float[2,3,8,8] y) {
+            y = MeanVarianceNormalization(x) }"""
+    )
+    x = np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)
+    x[:, 0], x[:, 1] = 0.25, 1000 + 0.1 * x[:, 1]
+    wide = x.astype(np.float64)
+    axes = (0, 2, 3)
+    wanted = (wide - wide.mean(axes, keepdims=True)) / (wide.std(axes, keepdims=True) + 1e-9)
+    (got,) = lower(load_onnx(model)).evaluate({"x": x}).values()
+    assert not got[:, 0].any()
+    np.testing.assert_allclose(got[:, 1:], wanted[:, 1:], rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("norm", ["GroupNormalization", "MeanVarianceNormalization"])
 def test_behind_what_onnx_infers_no_type_of(norm):
     """Celu's definition asks for the type of its input. Of two Celus, the type of the second one is

@@ -84,3 +84,16 @@ def test_movement_that_undoes_itself_goes() -> None:
         return g.add("concat", parts, axis=1)
 
     same(build(body), {"relu": 1})
+
+
+def test_nothing_is_joined_and_nothing_is_rolled() -> None:
+    """Tensors without elements: no part of the concatenation has any, and no shift counts."""
+
+    def body(graph: Graph, x: str) -> str:
+        shape = TensorType((0, 6))
+        rolled = graph.add("roll", (x,), shape, shifts=(3, 2))
+        rolled = graph.add("roll", (rolled,), shape, shifts=(1, 1))
+        joined = graph.add("concat", (rolled, x), TensorType((0, 6)), axis=0)
+        return graph.add("exp", (joined,))
+
+    same(build(body, (0, 6)), {"roll": 1, "exp": 1})

@@ -33,6 +33,12 @@ CASES: dict[str, tuple[str, str, str, dict[str, np.ndarray]]] = {
         "s = Sigmoid(x) t = Mul(x, s) y = Mul(t, c)",
         {"c": WIDE},
     ),
+    "rounded by a number without fractions": (
+        "float[64] x",
+        "float[64] y",
+        "a = Add(x, c) y = Sub(a, c)",
+        {"c": np.float32(1.5 * 2**23)},
+    ),
     "gelu": (
         "float[3] x",
         "float[2,3] y",
