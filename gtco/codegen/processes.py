@@ -36,7 +36,8 @@ def environment() -> dict[str, str]:
     threads for deployments is left out.
     """
     root = str(Path(__file__).resolve().parents[2])
-    known = {name: value for name, value in os.environ.items() if name != THREADS}
+    known = {**os.environ}
+    known.pop(THREADS, None)
     return {**known, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
 
 

@@ -59,7 +59,8 @@ def overruled(
     others = records.circumstances()
     if shipped or not others or circumstances(policy.target) in others:
         return found, []
-    if machine.name != "native":  # answers of gtco measure, of a machine of this kind
+    if machine.name != "native" and not machine.name.startswith("x86-64"):
+        # a kind of CPU was named: answers of gtco measure, from a machine of it
         elsewhere = measured_elsewhere(policy, records, versions(machine))
         if not elsewhere[1]:
             return elsewhere

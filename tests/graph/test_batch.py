@@ -119,7 +119,7 @@ def test_a_grid_that_has_points_for_each_sample(of_image: bool, same: bool) -> N
     drawn = rng.uniform(-1, 1, (1 if same else 4, *shapes[fixed][1:])).astype(np.float32)
     known = graph.add_constant(np.ascontiguousarray(np.broadcast_to(drawn, shapes[fixed])))
     order = (known, "x") if of_image else ("x", known)
-    attrs = {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
+    attrs = {"method": "linear", "padding": "zeros", "align_corners": False}
     made = TensorType((4, 3, 2, 2))
     graph.add("grid_sample", order, made, output="y", layout="NCHW", **attrs)
     found = batched(graph.check())

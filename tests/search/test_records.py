@@ -426,6 +426,26 @@ def test_a_record_of_elsewhere_is_not_applied(tmp_path: Path, case: str) -> None
         assert overruled(analytic, MACHINE, records, [kept])[1] == []  # it is measured now
 
 
+def test_answers_of_another_machine_are_followed_where_its_kind_is_named(tmp_path: Path) -> None:
+    """``gtco candidates --target znver4``, measured on a server, compiled on a PC."""
+    named, stage = replace(target("znver4"), cores=2), linear()
+    analytic = AnalyticPolicy(named)
+    pick = analytic.choose(stage)
+    assert pick is not None
+    other = analytic.alternatives(stage, pick, {pick.config})[0]
+    there = json.loads(circumstances(named)) | {"cpu": {"model": "other"}}
+    kept = replace(record(other.config, stage.key), circumstances=json.dumps(there, sort_keys=True))
+    with Records(tmp_path / "a") as records:
+        records.add([kept])
+        policy, notes = overruled(analytic, named, records, ())
+        assert not notes
+        chosen = policy.choose(stage)
+        assert chosen is not None and chosen.config == other.config
+        unknown = replace(named, cores=3)
+        _, notes = overruled(AnalyticPolicy(unknown), unknown, records, ())
+        assert len(notes) == 1 and "nothing that was measured on this machine" in notes[0]
+
+
 # the command ----------------------------------------------------------------------------------
 def test_the_command_carries_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b, c = (str(tmp_path / name) for name in "abc")
