@@ -146,7 +146,7 @@ def positions(axis: Axis, coordinates: str) -> numpy.ndarray:
             return 0 * x + (begin + end) * (axis.size - 1) / 2
         return x * (end - begin) * (axis.size - 1) / (width - 1) + begin * (axis.size - 1)
     if coordinates == "pytorch_half_pixel" and width == 1:
-        return 0 * x - 0.5
+        return 0 * x
     centre = (x + 0.5) / axis.scale - 0.5
     if coordinates == "half_pixel_symmetric":
         return axis.size / 2 * (1 - axis.out / width) + centre

@@ -81,7 +81,7 @@ def positions(
         begin, end = (e * (size - 1) for e in ends)
         return begin + o * ((end - begin) / (width - 1)) if width > 1 else o * 0 + (begin + end) / 2
     if mode == "pytorch_half_pixel" and width <= 1:
-        return o * 0 - 0.5
+        return o * 0  # ONNX's text; its reference in Python has -0.5
     half = (o + 0.5) / scale - 0.5
     if mode == "half_pixel_symmetric":
         return half + size / 2 * (1 - out / width)
