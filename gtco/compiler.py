@@ -256,7 +256,8 @@ def candidates_to_file(
     compiler_for(backend.isa)
     check_source(source_of(model))
     check_bundle(path, source_of(model))
-    model, example_inputs, chosen = _quantized(model, example_inputs, chosen, progress)
+    beside = path.with_suffix(".so")
+    model, example_inputs, chosen = _quantized(model, beside, example_inputs, chosen, progress)
     run = Compilation(model, path.absolute(), example_inputs, chosen, progress or silent)
     with (
         alone(),
@@ -277,12 +278,14 @@ def candidates_to_file(
 
 
 def _quantized(
-    model: Any, example_inputs: Any, chosen: CompileOptions, progress: Progress | None
+    model: Any, output: Path, example_inputs: Any, chosen: CompileOptions, progress: Progress | None
 ) -> tuple[Any, Any, CompileOptions]:
-    """The model, its inputs and the options, quantized if precision int8 asks for that."""
+    """The model, its inputs and the options, quantized if precision int8 asks for that. ``output``:
+    the library that a compile would write, in a folder that can be written.
+    """
     if chosen.precision != "int8":
         return model, example_inputs, chosen
-    one = [(model, Path("model.so"), example_inputs)]
+    one = [(model, output, example_inputs)]
     made, chosen, _ = all_quantized(one, chosen, compile_model, progress or silent)
     ((model, _, example_inputs),) = made
     return model, example_inputs, chosen
@@ -299,8 +302,9 @@ def stages_of(
     pick kernels by.
     """
     chosen = _one_shape(_options(options))
-    model, example_inputs, chosen = _quantized(model, example_inputs, chosen, progress)
-    run = Compilation(model, Path("model.so"), example_inputs, chosen, progress or silent)
+    nowhere = Path("model.so")
+    model, example_inputs, chosen = _quantized(model, nowhere, example_inputs, chosen, progress)
+    run = Compilation(model, nowhere, example_inputs, chosen, progress or silent)
     machine = target(chosen.target)
     backend_of(machine).check(chosen)
     with alone():

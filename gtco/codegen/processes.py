@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ENDING = 5.0  # seconds that a process may take to end once it has closed its socket
-THREADS = "GTCO_NUM_THREADS"
+THREADS = "GTCO_NUM_THREADS"  # the runtime reads it, before the number of the compile
 NO_PROCESS = 71  # what is told as the exit code of a process that could not be started
 PR_SET_PDEATHSIG = 1
 # `python -m` has the current folder first on its path. A user may have a random.py there.
@@ -32,8 +32,8 @@ _early: list[Forks] = []  # forks of this process, until Workers take them
 
 def environment() -> dict[str, str]:
     """The environment of a Python process that must find this package, which may be run from its
-    source folder. What is measured there has the threads that it was compiled for, so a number of
-    threads for deployments is left out.
+    source folder. Such a process may measure a library, which has to run with the threads that it
+    was compiled for. So the user's number of threads for deployments is left out.
     """
     root = str(Path(__file__).resolve().parents[2])
     known = {**os.environ}

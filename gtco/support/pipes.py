@@ -41,7 +41,7 @@ def until_closed(command: Callable[[], int]) -> int:
 
 def standard_stream(path: Path) -> BinaryIO | None:
     """The stream that a path such as ``/dev/stdout`` names, which may be a file, a pipe or a
-    device; None for other paths. What was printed before is written first.
+    device; None for other paths. It has written all that the process printed before.
     """
     name = _STREAMS.get(str(path))
     if name is None:

@@ -241,7 +241,7 @@ def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [">", ">>"])
 def test_standard_output_that_is_a_file_is_written_to(tmp_path: Path, how: str) -> None:
-    """What was in it, and what is printed before and after, stays."""
+    """The file keeps its earlier content, and all that the process prints before and after."""
     (tmp_path / "log").write_text("earlier\n")
     script = (
         "from pathlib import Path; from gtco.runtime.publish import write_whole; print('before'); "

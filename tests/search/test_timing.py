@@ -92,3 +92,15 @@ def test_threads_that_cannot_be_started_are_an_error(monkeypatch: pytest.MonkeyP
         together([lambda: None] * 3, 0.01)
     (one,) = started
     assert not one.is_alive()
+
+
+def test_a_call_that_fails_ends_the_threads_that_wait_for_it() -> None:
+    """Ctrl-C is such a failure."""
+    before = threading.active_count()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        together([interrupted, lambda: None, lambda: None], 0.01)
+    assert threading.active_count() == before

@@ -81,9 +81,12 @@ def constant_value(
     op = graph.producer(tensor)
     if op is None or op.kind not in kinds:
         return None
-    values = [constant_value(graph, x, kinds) for x in op.inputs]
-    known = [v for v in values if v is not None]
-    return evaluate(op, *known) if len(known) == len(values) else None
+    values = []
+    for x in op.inputs:
+        if (value := constant_value(graph, x, kinds)) is None:
+            return None
+        values.append(value)
+    return evaluate(op, *values)
 
 
 def made_by(graph: Graph, tensor: str, *kinds: str) -> Operator | None:

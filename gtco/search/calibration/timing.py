@@ -77,12 +77,15 @@ def _windows(
     started: list[threading.Thread] = []
     try:
         for thread in others:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise OSError(EAGAIN, f"{error}, of {len(calls)} threads") from error
             started.append(thread)
         run(0)
-    except RuntimeError as error:
+    except BaseException:  # Ctrl-C too: those that wait at the barrier would wait for ever
         barrier.abort()
-        raise OSError(EAGAIN, f"{error}, of {len(calls)} threads") from error
+        raise
     finally:
         for thread in started:
             thread.join()

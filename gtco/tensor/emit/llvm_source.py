@@ -24,7 +24,7 @@ def with_source(function: Any, source: str, body: Any = None) -> Any:
 
 @contextmanager
 def source(text: str) -> Iterator[None]:
-    """What is emitted inside may call the functions that LLVM IR defines."""
+    """Code that is emitted in this context may call the functions that the LLVM IR defines."""
     with T.attr(tirx.const(0, "int32"), PRAGMA, text):
         yield
 

@@ -11,8 +11,8 @@ from gtco.tensor.stage import Operator
 
 
 def with_more_channels(graph: Graph, op: Operator, more: int) -> str:
-    """The convolution, of channels last and of constant weights, with ``more`` channels.
-    It takes the place of ``op``.
+    """Adds ``more`` channels of zeros to a convolution by constant weights, channels last. The new
+    convolution takes the place of ``op``.
     """
     x, weights = op.inputs[:2]
     image = graph.types[x]

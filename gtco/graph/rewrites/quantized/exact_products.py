@@ -14,7 +14,7 @@ depthwise convolutions, and all on machines without instructions for bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil, log2
 
 import numpy
@@ -37,7 +37,8 @@ def _rule(graph: Graph, op: Operator) -> str | None:
         return None
     weights = constant_value(graph, op.inputs[1])
     k = int(graph.types[op.inputs[1]].shape[1 if op.kind == "conv2d" else -2])
-    count = _parts(graph, op, weights, k)
+    magnitudes = [_magnitude(graph, x) for x in op.inputs]
+    count = _parts(graph, op, magnitudes, weights, k)
     if count is None:
         return None
     x = _float(graph, op.inputs[0])
@@ -46,7 +47,7 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     else:
         y = graph.add_constant(weights.astype(numpy.float32), op.inputs[1])
     total: str | None = None
-    bits = ceil(log2(max(2, *(_magnitude(graph, tensor) for tensor in op.inputs))))
+    bits = ceil(log2(max(2, *magnitudes)))
     for begin, size in _cuts(k, count):
         if op.kind == "conv2d":
             product = _convolution(graph, op, x, y, begin, size, bits)
@@ -58,11 +59,13 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     return total
 
 
-def _parts(graph: Graph, op: Operator, weights: numpy.ndarray | None, k: int) -> int | None:
+def _parts(
+    graph: Graph, op: Operator, magnitudes: Sequence[int], weights: numpy.ndarray | None, k: int
+) -> int | None:
     """The least number of parts of k whose sums are exact; None if there is none. A known weight
     counts as it is, and any other as the largest that it may be.
     """
-    a, b = (_magnitude(graph, x) for x in op.inputs)
+    a, b = magnitudes
     shape = [int(d) for d in graph.types[op.inputs[1]].shape]
     taps = shape[2] * shape[3] if op.kind == "conv2d" else 1
     if not k or not a * b or 0 in shape:
