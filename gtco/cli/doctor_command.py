@@ -38,6 +38,7 @@ OPTIONAL = {
     "torch": "compiling PyTorch models",
     "openvino": "gtco bench --peers openvino",
     "xgboost-cpu": "gtco tune, to learn from what it measures",
+    "jinja2": "gtco report, to put the page together",
     "vl-convert-python": "gtco report, to draw charts",
     "fast-sugiyama": "gtco report, to lay out the graph (Python 3.11 or later)",
     "ray": "gtco tune --farm and gtco farm",

@@ -26,7 +26,8 @@ Choose = Callable[[Stage, Collection[str]], Pick | None]
 @dataclass
 class Generated:
     """The stages as they were built in the end, with kernels and choices by stage key.
-    ``rejections`` counts, by reason, the configs that were not in the space of their stage.
+    ``rejections`` counts, by reason, the configs that were not in the space of their stage. A run
+    calls each stage ``times``: once for each part of a batch.
     """
 
     stages: list[Stage]
@@ -34,6 +35,7 @@ class Generated:
     choices: dict[str, Pick] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
+    times: int = 1
 
     def copy(self) -> Generated:
         """A copy whose choices can be changed without changing this one's."""

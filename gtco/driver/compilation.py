@@ -148,6 +148,7 @@ class Compilation:
         graph, found, policy = fused.graph, fused.partition, fused.policy
         with self.phase("generate") as say:
             made = self.kernels(list(found.stages), policy, graph.constants, workers)
+            made.times = fused.whole.times
             if self.shared is not None:
                 self.shared.layouts.add(made.stages, made.kernels, graph.constants)
             code = sum(k.nbytes for k in made.kernels.values())

@@ -77,9 +77,13 @@ def measure(
     start = time.monotonic()
     with first.phase("tune") as say:
         # a prediction may be too low, by less than this
-        slow = [run for run, one in made.items() if 2 * predicted(one) > effort.latency]
+        slow = [
+            run
+            for run, one in made.items()
+            if 2 * one.whole.times * predicted(one) > effort.latency
+        ]
         if effort.fusion and slow:
-            begin, some = time.monotonic(), part(effort, SHARE / len(made))
+            begin, some = time.monotonic(), part(effort, SHARE / len(slow))
             for run in slow:
                 made[run] = partitioned(run, made[run], tuned, workers, some, say, runner)
             trials = sum(result.measured for result in results)
@@ -124,7 +128,9 @@ def partitioned(
         policy,
         workers,
         run.options.threads,
-        lambda stages: run.kernels(stages, policy, constants, workers),
+        lambda stages: replace(
+            run.kernels(stages, policy, constants, workers), times=built.whole.times
+        ),
         tuned,
         runner,
     )
@@ -135,12 +141,14 @@ def partitioned(
 
 
 def predicted(built: Built) -> float:
-    """Seconds of a run, by what is known of its stages."""
+    """Seconds of a run, or of a part of its batch, by what is known of its stages."""
     return sum(map(built.policy.predict, built.model.partition.stages))
 
 
 def whole_cost(built: Built) -> float:
-    """The least number of seconds that :func:`settle` is predicted to take."""
+    """The least number of seconds that :func:`settle` is predicted to take. It runs one part of a
+    batch.
+    """
     weights = sum(array.nbytes for array in built.model.graph.constants.values())
     return whole.cost(predicted(built), weights)
 

@@ -76,6 +76,11 @@ class Whole:
     plain: Graph | None = None
     batch: Batch | None = None
 
+    @property
+    def times(self) -> int:
+        """How often a run computes ``graph``."""
+        return len(self.batch.firsts) if self.batch else 1
+
 
 @dataclass(frozen=True)
 class Fused:

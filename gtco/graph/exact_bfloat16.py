@@ -1,12 +1,16 @@
-"""Products of two computed tensors that were dequantized multiply in bfloat16, and lose nothing.
+"""Products of whole numbers of 8 bits multiply in bfloat16, and lose nothing.
 
     before: y = matmul(dequantize(a, s, u), dequantize(b, t, v))
     after:  p = matmul(cast(dequantize(a, 1, u)) {bf16}, cast(dequantize(b, 1, v)) {bf16})
             y = multiply(p, s * t)
 
-a and b are 8 bits, with movement anywhere behind them. bfloat16 holds every whole number up to 256,
-so the operands are exact, and their sums are float32's as before. Of quantized files these are the
-products of attention. Those by constants are products of integers
+    before: y = matmul(a, b) {exact=8}
+    after:  y = matmul(cast(a) {bf16}, cast(b) {bf16}) {exact=8}
+
+In the first form a and b are 8 bits, with movement anywhere behind them. bfloat16 holds every whole
+number up to 256, so the operands are exact, and their sums are float32's as before. The second form
+is what :mod:`gtco.graph.rewrites.quantized.exact_products` makes of ONNX's integer operators. Of
+quantized files these are the products of attention. Those by constants are products of integers
 (:mod:`gtco.graph.rewrites.quantized.integer_products`).
 """
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from gtco.graph.fusion.dpof import Floor
 from gtco.graph.fusion.stages import no_floor
@@ -28,6 +33,7 @@ from gtco.tensor.stage import Operator, TensorType
 
 DTYPE = "bfloat16"
 EXACT = 256  # the largest whole number up to which bfloat16 holds all
+BITS = 8  # of such a number
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,16 @@ def exact_bfloat16(
     """
     if not isinstance(machine, Target) or kinds(machine, DTYPE)[0].a.dtype != DTYPE:
         return graph
-    if not any(op.kind == "dequantize" for op in graph.operators.values()):
+    if not any(op.kind == "dequantize" or op.get("exact") for op in graph.operators.values()):
         return graph
     prices = Prices(graph, DTYPE, cost, floor)
 
     def rule(graph: Graph, op: Operator) -> str | None:
+        if op.get("exact"):
+            if op["exact"] > BITS or not prices.pays(op, (0, 1)):
+                return None
+            narrow = [_narrow(graph, x) for x in op.inputs]
+            return graph.add("matmul", narrow, op.type, name=op.name, exact=op["exact"])
         a, b = (_steps(graph, x) for x in op.inputs)
         if a is None or b is None or not _normal(a.scale * b.scale):
             return None
@@ -91,8 +102,13 @@ def _exact(graph: Graph, x: _Steps) -> str:
     shape = graph.types[x.q].shape
     one = graph.add_constant(np.array(1, np.float32), "one")
     y = graph.add("dequantize", (x.q, one, x.zero), TensorType(shape, "float32"))
-    y = graph.add("cast", (y,), TensorType(shape, DTYPE))
-    return moved(graph, y, reversed(x.moves))
+    return moved(graph, _narrow(graph, y), reversed(x.moves))
+
+
+def _narrow(graph: Graph, tensor: str) -> str:
+    if graph.is_constant(tensor):
+        return graph.add_constant(graph.constants[tensor].astype(bfloat16), tensor)
+    return graph.add("cast", (tensor,), TensorType(graph.types[tensor].shape, DTYPE))
 
 
 def _normal(scale: float) -> bool:

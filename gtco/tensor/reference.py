@@ -220,8 +220,8 @@ def _product(
 
 
 def _matmul(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
-    if len(arrays) == 2:
-        return _product(np.matmul)(operator, attrs, arrays)
+    if len(arrays) == 2:  # 'exact' says how the operands may be computed, not the result
+        return _product(np.matmul)(operator, {}, arrays)
     a, steps, *of_blocks = arrays
     scales, *zeros = (
         np.repeat(x.astype(a.dtype), attrs["block"], axis=0)[: len(steps)] for x in of_blocks

@@ -87,7 +87,7 @@ class Latencies:
         """Predicted seconds of those stages of a model that are not tuned."""
         model = self.models[number]
         left = (stage.key for stage in model.stages if stage.key not in self.results)
-        return sum(model.choices[key].seconds for key in left)
+        return model.times * sum(model.choices[key].seconds for key in left)
 
 
 def peak_seconds(result: StageResult, policy: Policy) -> float:

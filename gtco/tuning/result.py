@@ -28,7 +28,7 @@ class Prediction(NamedTuple):
 
 @dataclass
 class StageResult:
-    """A stage that occurs ``weights[j]`` times in model j, with its first and its current pick.
+    """A stage that a run of model j calls ``weights[j]`` times, with its first and current pick.
 
     - ``history``: seconds of the best pick before any slot (predicted until it is measured) and
       after each slot;
@@ -59,7 +59,7 @@ class StageResult:
 
     @property
     def occurrences(self) -> int:
-        """How often the stage occurs in all models."""
+        """How often a run of each model calls the stage, all together."""
         return sum(self.weights)
 
     @property
@@ -141,5 +141,5 @@ def together(results: Sequence[StageResult], model: Generated) -> list[dict[str,
         stands = model.choices[key].config.to_json()
         if stands == report["first"]:
             report["seconds"] = report["first_seconds"]
-        found[key] = report | {"occurrences": counts[key], "last": stands}
+        found[key] = report | {"occurrences": model.times * counts[key], "last": stands}
     return sorted(found.values(), key=lambda r: -r["occurrences"] * r["first_seconds"])

@@ -396,8 +396,12 @@ def heaviest(models: Sequence[Generated]) -> list[StageResult]:
         for key, n in count.items()
         if n * picks[key].seconds >= SMALL_SHARE * total
     }
+
+    def calls(key: str) -> tuple[int, ...]:
+        return tuple(m.times * count[key] for m, count in zip(models, counts, strict=True))
+
     found = [
-        StageResult(canonical[key], tuple(count[key] for count in counts), picks[key], picks[key])
+        StageResult(canonical[key], calls(key), picks[key], picks[key])
         for key in canonical
         if key in heavy
     ]

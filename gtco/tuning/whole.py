@@ -82,7 +82,7 @@ def judge(first: Generated, tuned: Generated, readings: ModelReadings) -> ModelV
 
     before, old, new = total(was, first), total(was | best, first), total(became | best, tuned)
     uncut = was.keys() != became.keys() and float(np.median(new / old)) >= 1.0
-    seconds = float(np.median(before))
+    seconds = first.times * float(np.median(before))
     after = seconds * float(np.median((old if uncut else new) / before))
     return ModelVerdict(frozenset(back), uncut, seconds, after)
 

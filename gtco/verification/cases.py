@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from gtco.support.dtypes import is_float, numpy_dtype
@@ -255,7 +256,7 @@ def _filled(keep: NDArray[np.bool_], dtype: np.dtype[Any], style: str) -> Array:
     """
     if style == "binary":
         return keep.astype(dtype)
-    lowest = float(np.finfo(np.float16 if dtype == np.float16 else np.float32).min)
+    lowest = float(finfo(dtype if dtype.itemsize == 2 else np.float32).min)
     return np.where(keep, 0.0, -np.inf if style == "-inf" else lowest).astype(dtype)
 
 

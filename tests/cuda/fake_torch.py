@@ -31,7 +31,8 @@ class FakeTorch(ModuleType):
         self.Tensor = type("TorchTensor", (_Tensor,), {"__module__": "torch", "torch": self})
         self.cuda = SimpleNamespace(
             current_stream=lambda ordinal: SimpleNamespace(cuda_stream=self.streams[-1]),
-            ExternalStream=lambda handle, device: handle,
+            ExternalStream=_external,
+            default_stream=lambda device: 0,
             stream=lambda handle: _inside(self.streams, handle),
             device=lambda device: _inside(self.devices, device[1]),
         )
@@ -42,6 +43,12 @@ class FakeTorch(ModuleType):
     def empty(self, shape: Any, dtype: Any, device: Any) -> Any:
         self.made[shape] = (self.streams[-1], device)
         return self.Tensor(self.driver, np.empty(shape, dtype), ordinal=device[1])
+
+
+def _external(handle: int, device: Any) -> int:
+    """torch takes 0 for "none given", and gives another stream."""
+    assert handle
+    return handle
 
 
 @contextmanager

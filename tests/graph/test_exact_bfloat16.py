@@ -47,6 +47,30 @@ def test_taken(machine: Machine) -> None:
     assert np.abs(found - wanted).max() <= 3e-7 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("bits", [8, 9])
+def test_integer_operators(bits: int, constant: bool) -> None:
+    """Whole numbers that a rewrite of ONNX's integer operators left in float32."""
+    a, b = (TensorType(shape, "float32") for shape in ((9, 100), (100, 11)))
+    rng = np.random.default_rng(fresh_seed())
+    most = 2**bits - 1
+    given = {
+        "a": rng.integers(-most, most, a.shape, endpoint=True).astype(np.float32),
+        "b": rng.integers(-most, most, b.shape, endpoint=True).astype(np.float32),
+    }
+    types = {"a": a} if constant else {"a": a, "b": b}
+    graph = Graph(tuple(types), ("y",), types)
+    right = graph.add_constant(given.pop("b"), "b") if constant else "b"
+    graph.add("matmul", ("a", right), output="y", exact=bits)
+    after = exact_bfloat16(graph.check(), MULTIPLIES).check()
+    (product,) = (op for op in after.operators.values() if op.kind == "matmul")
+    dtype = "bfloat16" if bits == 8 else "float32"
+    assert {after.types[x].dtype for x in product.inputs} == {dtype} and product["exact"] == bits
+    np.testing.assert_array_equal(
+        after.evaluate(given)["y"], graph.evaluate(given, dtype="float64")["y"]
+    )
+
+
 @pytest.mark.parametrize(
     "graph",
     [attention(zero=257), attention(zero=0.5), attention(scale=1e-38), attention(scale=0)],

@@ -191,6 +191,37 @@ WOVEN = {
 }
 
 
+def guarded(how: str) -> Stage:
+    """Every other column of two tensors, one behind the other; or of one, with rows of zeros around
+    it. Where an operator does not choose them, their places lie outside of the tensors.
+    """
+    half = {"begin": (0, 1), "strides": (1, 2)}
+    if how == "pad":
+        pad = op("pad", "s", "y", (900, 32), before=(400, 0), after=(497, 0), value=0.0)
+        return stage([op("slice", "x", "s", (3, 32), **half), pad], x=(3, 64))
+    return stage(
+        [
+            op("slice", "a", "s", (3, 32), **half),
+            op("slice", "b", "t", (900, 32), **half),
+            op("concat", "s t", "y", (903, 32), axis=0),
+        ],
+        a=(3, 64),
+        b=(900, 64),
+    )
+
+
+@pytest.mark.parametrize("how", ["concat", "pad"])
+@pytest.mark.parametrize("name", targets())
+def test_no_load_is_emitted_where_no_operator_chooses_it(name: str, how: str) -> None:
+    """Loads by steps come before the choice of a concat's part."""
+    machine, made = runnable(name), guarded(how)
+    sketch = elementwise.match(made, machine)
+    assert sketch is not None and not isinstance(sketch.blocks, Interleaving)
+    inputs = random_inputs(made, fresh_seed())
+    for built in some_kernels(sketch, machine):
+        assert_close(built(*inputs), reference(made, inputs), 1e-6)
+
+
 @pytest.mark.parametrize("make", [*WOVEN.values(), *CASES, steps_of_a_recurrence])
 def test_probes_that_give_up_early_know_what_whole_ones_do(make: Callable[[], Stage]) -> None:
     """``even`` is compared with the strides and conditions of all rows, and the longest regular row

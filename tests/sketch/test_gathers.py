@@ -194,6 +194,29 @@ def test_a_gather_that_is_read_at_two_places(name: str) -> None:
     np.testing.assert_array_equal(kernel(*inputs), reference(stage, inputs, precise=False))
 
 
+@pytest.mark.parametrize("name", targets())
+def test_joined_gathers_read_their_own_indices(name: str) -> None:
+    """In the rows of one of them the places of the other's indices lie outside of these."""
+    machine, rng = runnable(name), np.random.default_rng(fresh_seed())
+    rows, n = {"1": 2, "2": 700}, 300
+    joined, types = [], {}
+    for x, count in rows.items():
+        flat = {f"flat{x}": T((count * 50,)), f"i{x}": T((count, n), "int64")}
+        joined.append(op("gather", f"flat{x} i{x}", f"g{x}", (count, n), axis=0))
+        types |= flat
+    joined.append(op("concat", "g1 g2", "y", (sum(rows.values()), n), axis=0))
+    stage = make_stage(joined, types, [])
+    sketch = elementwise.match(stage, machine)
+    assert sketch is not None
+    values = {}
+    for x, count in rows.items():
+        values[f"flat{x}"] = rng.standard_normal(count * 50).astype(np.float32)
+        values[f"i{x}"] = rng.integers(-count * 50, count * 50, (count, n))
+    inputs = [values[i.name] for i in stage.inputs]
+    for kernel in some_kernels(sketch, machine):
+        np.testing.assert_array_equal(kernel(*inputs), reference(stage, inputs, precise=False))
+
+
 @pytest.mark.parametrize("indices", ["int32", "int64"])
 def test_an_index_outside_reads_inside(indices: str) -> None:
     """Of memory before an inaccessible page; which element it gives is not defined."""

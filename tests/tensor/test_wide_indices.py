@@ -121,6 +121,14 @@ def negated(*shape: int) -> Stage:
     return make_stage([made], {"x": T(shape, "int8")}, [])
 
 
+def resized(method: str) -> Stage:
+    made = op(
+        "resize2d", "x", "y", 1, 16384, 16384, 33, dtype="float32", method=method,
+        coordinates="half_pixel", rounding="floor", cubic_alpha=-0.75, layout="NHWC",
+    )  # fmt: skip
+    return make_stage([made], {"x": T((1, 8192, 8192, 33))}, [])
+
+
 def stages() -> dict[str, Stage]:
     """Stages by family, with a tensor a little over the border."""
     n, long = 2**16 + 3, 2**15 + 1
@@ -156,6 +164,20 @@ def stages() -> dict[str, Stage]:
         "softmax": make_stage([op("softmax", "x", "y", n, long, dtype=f, axis=1)], {"x": rows}, []),
         "sum over columns": make_stage(
             [op("sum", "x", "y", long, dtype=f, axes=(0,), keepdims=False)], {"x": rows}, []
+        ),
+        "places of the largest": make_stage(
+            [op("argmax", "x", "y", long, dtype="int64", axis=0, keepdims=False)], {"x": rows}, []
+        ),
+        **{f"resized, {method}": resized(method) for method in ("nearest", "linear")},
+        "sampled": make_stage(
+            [
+                op(
+                    "grid_sample", "x g", "y", 1, 5, 40, 33, dtype=f, method="linear",
+                    padding="zeros", align_corners=False, layout="NHWC",
+                )
+            ],
+            {"x": T((1, 8192, 8192, 33)), "g": T((1, 5, 40, 2))},
+            [],
         ),
         "layer norm": make_stage(
             [op("layer_norm", "x g b", "y", n, long, dtype=f, epsilon=1e-5)],

@@ -86,7 +86,7 @@ def test_candidates_of_several_tunings_add_up() -> None:
     results = [StageResult(STAGE, (2,), one, one) for one in PICKS[:2]]
     added(results[0]), added(results[1]), added(results[1])
     choices = {STAGE.key: PICKS[2]}
-    generated: Any = SimpleNamespace(stages=[STAGE, STAGE], choices=choices)
+    generated: Any = SimpleNamespace(times=1, stages=[STAGE, STAGE], choices=choices)
     (found,) = together(results, generated)
     assert found["candidates"] == 6 and found["occurrences"] == 2
     assert found["first"] == PICKS[0].config.to_json()

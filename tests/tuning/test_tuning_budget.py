@@ -115,6 +115,16 @@ def test_no_more_trials_than_were_given(machine: Machine) -> None:
     assert sum(len(trial.picks) - 1 for trial in machine.trials) == 10
 
 
+def test_a_latency_is_that_of_all_parts_of_a_batch(machine: Machine) -> None:
+    one, parts = generated(*STAGES[:3]), generated(*STAGES[:3])
+    parts.times = 12
+    latency = 2 * sum(pick.seconds for pick in one.choices.values())
+    assert not any(r.measured for r in run(one, trials=10, latency=latency)[0])
+    results, view = run(parts, trials=10, latency=latency)
+    assert sum(r.measured for r in results) == 10
+    assert view.models[0][0] == pytest.approx(6 * latency)
+
+
 @pytest.mark.parametrize("seconds", [5.0, 10.0, 40.0])
 @pytest.mark.parametrize("build_seconds", [0.05, 0.5])
 def test_building_counts_too(

@@ -71,6 +71,13 @@ def test_each_stage_keeps_the_pick_that_is_faster_in_the_model() -> None:
     assert "1 picks went back" in str(verdict)
 
 
+def test_seconds_are_those_of_all_parts_of_a_batch() -> None:
+    first, tuned = model(1, config="a"), model(1, config="b")
+    first.times = tuned.times = 12
+    verdict = judge(first, tuned, ModelReadings(np.full((3, 1), 2.0), np.full((3, 1), 1.0)))
+    assert (verdict.before, verdict.after) == (24.0, 12.0)
+
+
 def test_a_stage_with_one_config_says_nothing() -> None:
     """Both models have the same kernel for it. The difference of its two readings is noise, and no
     gain or loss.

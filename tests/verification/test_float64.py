@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from gtco.verification.float64.evaluator import Evaluator, Limits
+from gtco.verification.float64.evaluator import LOOPS, OURS, Evaluator, Limits
 from gtco.verification.float64.judge import OPERANDS
 from gtco.verification.float64.operators import Arithmetic
 from gtco.verification.judge import Unjudged
@@ -85,6 +85,10 @@ def beside_onnxruntime(model: onnx.ModelProto, **inputs: np.ndarray) -> None:
     for got, wanted in zip(evaluated(model, inputs), session.run(None, inputs), strict=True):
         assert got.dtype == (np.float64 if wanted.dtype.kind == "f" else wanted.dtype)
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_what_is_fast_here_is_not_refused_as_slow() -> None:
+    assert not LOOPS & {kind.__name__ for kind in OURS}
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import pytest
+from ml_dtypes import finfo
 
 import gtco
 from gtco.verification import Role, cases, onnx_roles, verify
@@ -68,6 +69,13 @@ def test_masks_are_tried_whole_empty_at_random_and_with_a_masked_row():
     assert set(np.unique(either["mask random"]["pad_mask"])) == {0, 1}
     assert set(np.unique(either["mask random lowest"]["pad_mask"])) == {0, lowest}
     assert set(np.unique(either["mask row -inf"]["pad_mask"])) == {0, -np.inf}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_lowest_number_of_a_mask_is_finite(dtype: str) -> None:
+    bias = TensorSpec("bias", dtype, (2, 1, 5, 7))
+    seen = cases((bias,), roles={"bias": Role(mask="additive")})["mask zeros"]["bias"]
+    assert (seen == finfo(seen.dtype).min).all() and seen.dtype == dtype
 
 
 def graph(text: str, **initializers: np.ndarray) -> onnx.GraphProto:

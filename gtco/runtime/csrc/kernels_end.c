@@ -16,6 +16,7 @@ __asm__(
     "gtco_call_ended:\n"
     "  and $-16, %rsp\n"
     "  cld\n"
+    "  vzeroupper\n" /* as at a kernel's end */
     "  call gtco_this_frame\n"
     "  mov 0(%rax), %rsp\n"
     "  pop %r9\n"

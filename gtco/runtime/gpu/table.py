@@ -70,13 +70,14 @@ def images_data(file: str) -> str:
 def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes) -> str:
     """The C source that defines ``gtco_the_plan`` and ``gtco_the_cuda_plan``."""
     names = kernels(artifact)
+    numbers = {name: number for number, name in enumerate(names)}
     shared = dict.fromkeys(names, 0)
     launches: list[str] = []
     refs: list[BufferRef] = []
     for step in artifact.every_step:
         grid = ", ".join(map(str, step.grid))
         launches.append(
-            f"  {{{names.index(step.kernel)}, {len(refs)}, {len(step.buffers)}, {{{grid}}}, "
+            f"  {{{numbers[step.kernel]}, {len(refs)}, {len(step.buffers)}, {{{grid}}}, "
             f"{step.threads}, {step.shared}}},"
         )
         refs += step.buffers
@@ -142,10 +143,11 @@ def _persistent(
     artifact: GpuArtifact, kernel: PersistentKernel, cubins: Sequence[str]
 ) -> list[str]:
     """The definition of ``persistent``, and of the table of steps that its kernel reads."""
+    numbers = {name: number for number, name in enumerate(kernel.kernels)}
     steps, first = [], 0
     every = zip(artifact.steps, kernel.prefetches, kernel.tasks, strict=True)
     for step, (buffer, bytes_), tasks in every:
-        number = kernel.kernels.index(step.kernel)
+        number = numbers[step.kernel]
         fetched = first + buffer if bytes_ else 0
         steps.append(f"  {{{number}, {tasks}, {first}, {len(step.buffers)}, {fetched}, {bytes_}}},")
         first += len(step.buffers)

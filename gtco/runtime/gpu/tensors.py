@@ -209,6 +209,8 @@ class Caller:
 
     def _external(self) -> Any:
         device = self._torch.device("cuda", self.ordinal)
+        if not self.stream:  # torch takes 0 for none, and gives a stream of its own
+            return self._torch.cuda.default_stream(device)
         return self._torch.cuda.ExternalStream(self.stream, device=device)
 
 

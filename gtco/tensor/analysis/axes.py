@@ -170,7 +170,8 @@ def phase_steps(
     stage: Stage, cut: int, phases: int, phase: int, most: int
 ) -> tuple[int, ...] | None:
     """The steps over 1 by which every ``phases``-th position of a row, from ``phase`` on, runs
-    through the inputs. None if a step is uneven or longer than ``most``.
+    through the inputs. None if a step is uneven or longer than ``most``, or if what lies at such
+    steps is loaded where no operator chooses it.
     """
     shape = output_shape(stage)
     probe = Probe(stage)
@@ -178,7 +179,8 @@ def phase_steps(
     position = i * phases + phase
     if not probe.even(stage.output.output, [*rest, *split_flat(position, shape[cut:])], i, most):
         return None
-    return tuple(s for s in probe.strides(i) if s is not None and s > 1)
+    found = [(n, s) for n, s in enumerate(probe.strides(i)) if s is not None and s > 1]
+    return tuple(s for _, s in found) if all(probe.inside(n) for n, _ in found) else None
 
 
 # axes that inputs do not have ---------------------------------------------------------------------
@@ -256,7 +258,7 @@ def turned(stage: Stage, lanes: int, dtypes: Sequence[str] = ("float32",)) -> Tu
             continue
         if any(stage.types[x].dtype not in dtypes for x in inputs):
             continue
-        if not all(axes.inside(n) for n in loads):
+        if not all(axes.probe.inside(n) for n in loads):
             continue
         for stop in range(cut, 0, -1):
             for first in range(stop):
@@ -280,17 +282,6 @@ class _Axes:
         self.loads = [name for name, _ in probe.loads]
         self.steps = [probe.strides(axis) for axis in axes]  # steps, by axis and load
         self.smooth = [not probe.decided_by(axis) for axis in axes]
-
-    def inside(self, load: int) -> bool:
-        """True if a load stays inside its tensor even if no condition guards it. A load after a
-        concat or a pad need not: its index has a meaning only if the operator chooses it.
-        """
-        if not self.probe.conditions:
-            return True
-        name, flat = self.probe.loads[load]
-        known = self.probe.scope.known
-        size = self.stage.types[name].size
-        return known(flat >= 0) is True and known(flat < size) is True
 
     def carry(self, first: int, stop: int, lanes: int) -> bool:
         """True if vectors may run along these axes as one."""

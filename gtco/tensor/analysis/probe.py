@@ -193,6 +193,15 @@ class Probe:
                     self._decides(condition)
         self.follow(op.inputs[0], inner)
 
+    def inside(self, load: int) -> bool:
+        """True if a load stays inside its tensor even if no condition guards it. A load after a
+        concat or a pad need not: its index has a meaning only if the operator chooses it.
+        """
+        if not self.conditions:
+            return True
+        (name, flat), known = self.loads[load], self.scope.known
+        return known(flat >= 0) is True and known(flat < self.stage.types[name].size) is True
+
     def through(self, tail: Epilogue, index: Sequence[Expr]) -> None:
         """Records the loads of the epilogue for the anchor's element at ``index``, and the place of
         its result like a load.

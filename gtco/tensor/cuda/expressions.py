@@ -316,10 +316,6 @@ class Expressions:
                 return f"gtco::is_nan({value})", POSTFIX
             case "isinf" | "isfinite":
                 return f"gtco::is_{name[2:]}({self.expression(args[0])})", POSTFIX
-            case "popcount":
-                return f"__popc({self.expression(args[0])})", POSTFIX
-            case "sigmoid":
-                return f"gtco::sigmoid({self.expression(args[0])})", POSTFIX
         return self._function(name, args, dtype_of(x)), POSTFIX
 
     def _function(self, name: str, args: Sequence[Expr], dtype: str) -> str:

@@ -86,7 +86,7 @@ def _reflected(em: Emitter, at: Expr, size: int, align: bool) -> Expr:
 
 def index_of(em: Emitter, at: Expr) -> Expr:
     """A corner's position as an index."""
-    return em.let(tirx.Cast("int32", at), "at")
+    return em.let(tirx.Cast(em.index_dtype, at), "at")
 
 
 def sampled(

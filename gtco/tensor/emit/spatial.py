@@ -78,7 +78,7 @@ class ResizedAxis:
         at = tirx.Cast("int64", i) if large else i
         index = (at * times + (plus + below * over)) // over - below
         if large:
-            index = tirx.Cast("int32", index)
+            index = tirx.Cast(em.index_dtype, index)
         return self.clipped(em, em.let_index(index, "nearest"))
 
     def located(self, em: Emitter, i: Expr, dtype: str = "float32") -> tuple[Expr, list[Expr]]:
@@ -87,7 +87,7 @@ class ResizedAxis:
         """
         where = em.let(self.position(i), "where")
         base = em.let(tirx.floor(where), "base")
-        first = em.let(tirx.Cast("int32", base), "first")
+        first = em.let(tirx.Cast(em.index_dtype, base), "first")
         fraction = em.let(where - base, "fraction")
         if self.op["method"] == "linear":
             weights = [wide(1) - fraction, fraction]

@@ -30,10 +30,10 @@ Array = NDArray[Any]
 
 # Operators of onnx.reference that loop over elements in Python: microseconds an element.
 LOOPS = frozenset(
-    "AffineGrid CausalConvWithState Col2Im DFT DeformConv Det GRU LRN LSTM LinearAttention LpPool "
+    "AffineGrid CausalConvWithState Col2Im DFT DeformConv Det GRU LRN LSTM LinearAttention "
     "MaxUnpool NonMaxSuppression RNN ReverseSequence RoiAlign STFT TensorScatter Unique".split()
 )
-_OPERATORS = [*OPERATORS, *SPATIAL, *RESIZING, *QUANTIZED]
+OURS = [*OPERATORS, *SPATIAL, *RESIZING, *QUANTIZED]
 ELEMENTS = 100_000  # elements that an operator that loops may read and write
 RANDOM = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
@@ -76,7 +76,7 @@ class Evaluator:
         kind = type("_Bounded", (_Bounded,), {"limits": limits})
         with np.errstate(all="ignore"):
             try:
-                self._inner = kind(_plain_domains(model), new_ops=_OPERATORS)
+                self._inner = kind(_plain_domains(model), new_ops=OURS)
             except Unjudged:
                 raise
             except Exception as error:  # it raises exceptions of any type

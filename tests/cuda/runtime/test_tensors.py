@@ -250,15 +250,17 @@ def test_torch_gets_torch_back(
         for handle, given in (
             (stream, {}),
             (other, {"stream": SimpleNamespace(cuda_stream=other)}),
+            (0, {"stream": SimpleNamespace(cuda_stream=0)}),
         ):
+            torch.used_on.clear()
             inputs = (torch.Tensor(driver, x), torch.Tensor(driver, mask))
             y, total = model(*inputs, **given)
             assert torch.made == {s: (handle, ("cuda", 0)) for s in (Y.shape, TOTAL.shape)}
             every = (*inputs, y, total)
-            assert {tuple(t.asked) for t in every} == {() if handle == stream else (handle,)}
-            assert torch.used_on == ([] if handle == stream else [(t, other) for t in every])
+            assert {tuple(t.asked) for t in every} == {() if handle == stream else (handle or 1,)}
+            assert torch.used_on == ([] if handle == stream else [(t, handle) for t in every])
             assert not model._held
-            driver.sync(handle, 0)
+            driver.sync(handle or None, 0)
             check((y.numpy(), total.numpy()), x, mask)
     # on a device that is not torch's current one, and beside a torch tensor of the host
     torch.streams.append(driver.stream(1, NON_BLOCKING))

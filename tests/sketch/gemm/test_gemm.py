@@ -337,6 +337,13 @@ def test_a_layer_norm_that_not_only_a_reads_stays_in_front(name: str) -> None:
     assert gemm.match(make_stage(ops, types, ["w"]), runnable("x86-64-v3")) is None
 
 
+@pytest.mark.parametrize("name", targets())
+def test_a_product_that_is_a_scalar(name: str) -> None:
+    """Two vectors of ONNX, one of them constant."""
+    ops = [op("matmul", ("x", "w"), "c", (1, 1)), op("reshape", ("c",), "y", ())]
+    check(make_stage(ops, {"x": T((1, 8)), "w": T((8, 1))}, ["w"]), name)
+
+
 def test_an_operand_made_of_a_scalar() -> None:
     ops = [
         op("sum", ("x",), "s", (), axes=(0,), keepdims=False),

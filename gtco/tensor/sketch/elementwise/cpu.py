@@ -32,10 +32,8 @@ from gtco.tensor.analysis.axes import (
 )
 from gtco.tensor.analysis.chains import is_static, readable, shape_of
 from gtco.tensor.analysis.indices import split_flat
-from gtco.tensor.emit import scalar
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
-from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.sketch.elementwise.picking import emit_picked
 from gtco.tensor.sketch.elementwise.transposing import Tiling, emit_tiles, tiling
 from gtco.tensor.sketch.shared.interleaving import (
@@ -214,12 +212,7 @@ class ElementwiseLoops:
         self.stage, self.grid, self.rows = sketch.stage, sketch.grid, rows
         self.segments, self.picks = sketch.segments, sketch.picks
         self.tasks = ceil(self.grid.units / rows)
-        dtypes = self.stage.types
-        self.vectors = all(
-            scalar.vectorizable(op, [dtypes[x].dtype for x in op.inputs])
-            for op in self.stage.operators
-            if pattern(op.kind) == ELEMENTWISE
-        )
+        self.vectors = vectorizable(self.stage)
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         self.em, self.args = em, args
@@ -267,16 +260,19 @@ class ElementwiseLoops:
                 (unit if len(rows) == 1 else self.unit(outer, piece)) * grid.length
                 for outer in rows
             ]
+            left = [*zip(indices, begins, strict=True)]
             if self.picks:  # a vector would be split into lanes for its loads
-                runs = [(0, grid.length, 1)]
-                for index, row in zip(indices, begins, strict=True):
-                    if emit_picked(em, reader, index, ahead, grid.length, whole, row):
-                        runs = []
+                left = [
+                    (index, row)
+                    for index, row in left
+                    if not emit_picked(em, reader, index, ahead, grid.length, whole, row)
+                ]
+                runs = [(0, grid.length, 1)] if left else []
             for begin, count, lanes in runs:
                 with em.loop(count, "block") as block:
                     within = begin + block * lanes
                     reader.first = ahead + within
-                    for index, row in zip(indices, begins, strict=True):
+                    for index, row in left:
                         with em.vector(lanes) as reader.lane:
                             value = reader.value(output.output, index)
                             em.store(whole, [row + within + reader.lane], value)

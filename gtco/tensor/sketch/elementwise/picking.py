@@ -45,12 +45,13 @@ def emit_picked(
 ) -> bool:
     """Emits ``length`` positions of a row from ``first`` on. ``index`` is the output's at the
     reader's ``at``; the first position is stored at ``row`` in the flat ``output``. False, and
-    nothing is emitted, if the gathers are not apart.
+    nothing is emitted, if the gathers are not apart, or if the row decides which of them are read:
+    the indices of another one may lie outside of their tensor.
     """
     probe = Probe(reader.stage, em)
     probe.follow(reader.stage.output.output, index)
     gathers = picked_apart(probe)
-    if gathers is None:
+    if gathers is None or probe.conditions:
         return False
     for begin, count, size in vector_runs(length, BLOCK):
         with em.loop(count, "block") as block:

@@ -189,7 +189,7 @@ class ResizeLoops:
         em, sketch = self.em, self.sketch
         result: list[Tap] = []
         for t in range(sketch.taps):
-            at = em.let(tirx.Cast("int32", em.load(self.tables[f"at{t}"], [x])), "at")
+            at = em.let(tirx.Cast(em.index_dtype, em.load(self.tables[f"at{t}"], [x])), "at")
             em.bind(at, sketch.source[2])
             weights = self.tables.get(f"weight{t}")
             result.append((at, weights and em.let(em.load(weights, [x]), "w")))

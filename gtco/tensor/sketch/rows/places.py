@@ -42,7 +42,8 @@ def places(
         worse = x <= top if largest else x >= top
         better = em.let(tirx.And(tirx.Not(worse), tirx.Not(is_nan(top))))
         em.store(best[k], column, tirx.Select(better, x, top))
-        em.store(place[k], column, tirx.Select(better, r, em.load(place[k], column)))
+        here, before = r.astype("int32"), em.load(place[k], column)
+        em.store(place[k], column, tirx.Select(better, here, before))
 
     for k, group in enumerate(groups):
         group.each(lambda begin, lane, k=k: start(k, begin, lane))  # type: ignore[misc]

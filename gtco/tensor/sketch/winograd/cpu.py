@@ -100,8 +100,6 @@ class Winograd(WinogradFacts):
         """The sizes of tiles. In bfloat16, tiles of 4x4 would have too large an error."""
         return tuple(TRANSFORMS) if self.operand == "float32" else (min(TRANSFORMS),)
 
-    # tiles ----------------------------------------------------------------------------------------
-
     # the space ------------------------------------------------------------------------------------
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
