@@ -93,6 +93,30 @@ def test_an_error_at_every_step_leaves_the_older_one(
             check(model(*example_inputs()), *example_inputs())
 
 
+@pytest.mark.parametrize("room", [True, False])
+def test_a_large_file_is_written_again_in_large_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """It stays as it is where there is no room for a second one."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = tmp_path / "m.so"
+    content = np.random.default_rng(0).bytes(publish_module.PIECE + 12345)
+    with staging(target) as folder:
+        made = folder / target.name
+        made.write_bytes(content)
+        made.chmod(0o751)
+        before = made.stat().st_ino
+        if not room:
+            monkeypatch.setattr(publish_module.shutil, "copymode", full)
+        publish_module.publish(folder, target)
+        assert not list(folder.iterdir())
+    assert target.read_bytes() == content and target.stat().st_mode & 0o777 == 0o751
+    assert (target.stat().st_ino != before) == room
+
+
 def test_everything_is_on_the_disk_before_it_has_its_name(
     kernels: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
