@@ -115,6 +115,31 @@ def test_cross_attention(sizes: tuple[int, int, int, int, int], name: str) -> No
     check(separate(*sizes), name)
 
 
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_that_share_passes(dtype: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two heights, a last pass with fewer blocks, sums of queries and keys in parts, and
+    a mask that differs by row.
+    """
+    monkeypatch.setattr(attention, "LARGE", 0)
+    machine, rng = runnable(name), np.random.default_rng(fresh_seed())
+    narrow, deep = separate(2, 61, 131, 24, 40, dtype), separate(1, 43, 70, 300, 17, dtype)
+    masked = packed_heads(1, 2, 77, 16, (1, 2, 77, 77))
+    for stage in (narrow, deep) if dtype == "bfloat16" else (narrow, deep, masked):
+        sketch = attention.match(stage, machine)
+        assert sketch is not None
+        chosen = [c for c in configs(sketch) if c["mc"] > 1]
+        if not chosen:  # tiles alone
+            assert dtype == "bfloat16" and "amx-bf16" in machine.features
+            continue
+        inputs = [rng.standard_normal(i.type.shape).astype(i.type.dtype) for i in stage.inputs]
+        want, most = reference(stage, inputs), 1e-5 if dtype == "float32" else 2e-2
+        chosen = random.Random(fresh_seed()).sample(chosen, 3)
+        for config, kernel in build_each(sketch, chosen, machine):
+            error = np.abs(kernel(*inputs) - want).max() / np.abs(want).max()
+            assert error < most, f"{config.to_json()}: {error:.1e}"
+
+
 def test_large_scores_do_not_overflow() -> None:
     """Scores reach 400, where float32 holds them to 3e-5; their exponentials are no more exact."""
     check(packed_heads(1, 2, 37, 32), "x86-64-v3", scale=20.0, tolerance=1e-3)

@@ -14,6 +14,11 @@ from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage
 
 
+def together_of(config: Config) -> int:
+    """How many blocks of rows share a pass over the keys."""
+    return int(dict(config.choices).get("mc", 1))
+
+
 @dataclass(frozen=True)
 class AttentionFacts:
     """softmax(scale * q k^T + bias) v over the batch axes."""

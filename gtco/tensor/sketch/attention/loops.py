@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import ceil, inf
@@ -18,13 +18,18 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments, lane
 from gtco.tensor.emit.fold import add, fold, fold_vectors
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
-from gtco.tensor.emit.transpose import transpose
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.nest.nest import packed_steps
-from gtco.tensor.sketch.attention.facts import AttentionFacts
-from gtco.tensor.sketch.attention.pairs import pack_key_pairs, pack_value_pairs
+from gtco.tensor.nest.shape import Task
+from gtco.tensor.sketch.attention.facts import AttentionFacts, together_of
+from gtco.tensor.sketch.attention.packing import (
+    pack_key_pairs,
+    pack_keys,
+    pack_value_pairs,
+    pack_values,
+)
 from gtco.tensor.sketch.shared.streaming import each_vector
 from gtco.tensor.space import Config
 
@@ -36,6 +41,8 @@ CHAIN = 256
 # are as deep as softmax's. Blocks are long, because the CPU may mispredict the jump at a block's
 # end.
 BLOCK = 64
+# The keys whose values stay in L1 while blocks of rows are multiplied by them
+KEYS = 64
 
 
 def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
@@ -46,6 +53,21 @@ def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
     size, larger = divmod(vectors, count)
     sizes = [size + 1] * larger + [size] * (count - larger)
     return [(sum(sizes[:i]), s) for i, s in enumerate(sizes)]
+
+
+Block = Callable[[Expr, Expr, int], None]  # of the first query, its place in scratch, the rows
+Each = Callable[[Block], None]  # calls it for every block of rows
+
+
+def _each_group(em: Emitter, vectors: int, most: int) -> Iterator[tuple[Expr, int]]:
+    """Emits loops over ``vectors`` in groups of at most ``most``, the larger ones first: (first,
+    size) of each.
+    """
+    groups = _groups(vectors, most)
+    for size in sorted({s for _, s in groups}, reverse=True):
+        starts = [first for first, s in groups if s == size]
+        with em.loop(len(starts), "g") as g:
+            yield starts[0] + g * size, size
 
 
 class AttentionLoops:
@@ -64,7 +86,9 @@ class AttentionLoops:
         self.scaled_late = kind.in_tiles and not self.biased and self.scale != 0
         self.shape = sketch.shape(config)
         self.key_vectors, self.value_vectors = ceil(self.n / lanes), ceil(self.e / lanes)
-        rows = self.shape.heights[0]
+        self.together = together_of(config)
+        self.height = self.shape.heights[0]
+        rows = self.together * self.height
         self.ld_scores = self.key_vectors * lanes + (
             lanes if self.key_vectors * lanes % 256 == 0 else 0
         )
@@ -103,98 +127,104 @@ class AttentionLoops:
             heads = [int(d) for d in self.op.type.shape[:-2]]
             place = reshape_index([task.batch], [self.batch], heads)
             batch = [em.let_index(i, "b") for i in place]
-            if self.kind.b.step > 1:
-                read = self.operand
-                k, v = (lambda r, c, i=i: read(i, batch, r, c) for i in (1, 2))
-                pack_key_pairs(em, self.keys, k, self.n, self.d)
-                pack_value_pairs(em, self.values, v, self.n, self.e)
-            else:
-                self.pack_keys(batch)
-                self.pack_values(batch)
+            pairs = self.kind.b.step > 1
+            pack = (pack_key_pairs, pack_value_pairs) if pairs else (pack_keys, pack_values)
+            pack[0](em, self.keys, partial(self.operand, 1, batch), self.n, self.d)
+            pack[1](em, self.values, partial(self.operand, 2, batch), self.n, self.e)
+            if self.together > 1:
+                self.passes(batch, task)
+                return
             with em.loop(task.blocks, "block") as block:
                 this = em.let_index(task.first_block + block, "this")
                 start = em.let_index(shape.first_row(this), "start")
                 shape.by_height(em, this, partial(self.row_block, batch, start))
+
+    def passes(self, batch: list[Expr], task: Task) -> None:
+        """The blocks of a task, so many together share a pass over the keys, and one over the
+        values.
+        """
+        em = self.em
+        count = em.index((task.blocks + (self.together - 1)) // self.together)
+        with em.loop(count, "pass") as turn:
+            begin = em.let_index(turn * self.together, "begin")
+            blocks = em.let_index(tirx.min(self.together, task.blocks - begin), "blocks")
+            first = em.let_index(task.first_block + begin, "first")
+            each = partial(self.each_block, first, blocks)
+            self.queries(batch, each)
+            self.row_products(batch, each)
+
+    def each_block(self, first: Expr, count: Expr, body: Block) -> None:
+        """``body`` for ``count`` blocks of rows from ``first`` on."""
+        em, shape = self.em, self.shape
+        with em.loop(count, "block") as block:
+            this = em.let_index(first + block, "this")
+            start = em.let_index(shape.first_row(this), "start")
+            base = em.let_index(block * self.height, "base")
+            shape.by_height(em, this, partial(body, start, base))
 
     def operand(self, which: int, batch: list[Expr], row: Expr, column: Expr) -> Expr:
         name = self.op.inputs[which]
         shape = self.reader.shape(name)
         return self.reader.value(name, broadcast_index([*batch, row, column], shape))
 
-    def pack_keys(self, batch: list[Expr]) -> None:
-        """keys[p, d, l] = K[p * lanes + l, d], zero beyond n. Blocks are transposed in
-        registers.
-        """
-        em, lanes = self.em, self.lanes
-        rest = self.n % lanes
-
-        def block(p: Expr, d0: Expr, width: int, present: int) -> None:
-            cell = em.registers(lanes * lanes)
-            for r in range(lanes):
-                if r >= present or width < lanes:
-                    em.store_vector(cell, [r * lanes], em.splat(0.0))
-                if r < present:
-                    with em.vector(width) as v:
-                        em.store(
-                            cell, [r * lanes + v], self.operand(1, batch, p * lanes + r, d0 + v)
-                        )
-            rows = [em.let(em.load_vector(cell, [r * lanes]), "r") for r in range(lanes)]
-            for c, column in enumerate(transpose(em, rows)[:width]):
-                em.store_vector(self.keys, [p, d0 + c, 0], column)
-
-        def panel(p: Expr, present: int) -> None:
-            whole = self.d // lanes
-            if whole:
-                with em.loop(whole, "c") as c:
-                    block(p, c * lanes, lanes, present)
-            if self.d % lanes:
-                block(p, whole * lanes, self.d % lanes, present)
-
-        full = self.n // lanes
-        if full:
-            with em.loop(full, "p") as p:
-                panel(p, lanes)
-        if rest:
-            panel(full, rest)
-
-    def pack_values(self, batch: list[Expr]) -> None:
-        em, lanes = self.em, self.lanes
-        with em.loop(self.n, "n") as n:
-
-            def vector(j: Expr, width: int) -> None:
-                with em.vector(width) as v:
-                    em.store(self.values, [n, j + v], self.operand(2, batch, n, j + v))
-                if width < lanes:
-                    with em.vector(lanes - width) as v:
-                        em.store(self.values, [n, j + width + v], tirx.const(0, "float32"))
-
-            each_vector(em, self.e, vector)
-
     def row_block(self, batch: list[Expr], start: Expr, rows: int) -> None:
+        """One block of rows."""
+
+        def each(body: Block) -> None:
+            body(start, 0, rows)
+
+        self.queries(batch, each)
+        with prepared(self.em, self.tile, rows, self.height):
+            self.row_products(batch, each)
+
+    def queries(self, batch: list[Expr], each: Each) -> None:
+        """query[rows, d] = Q, scaled, with what fills a step of the products up."""
         em = self.em
         scale = tirx.const(self.scale, "float32")
-        with em.loop(rows, "i") as i:
 
-            def scaled(j: Expr, width: int) -> None:
-                with em.vector(width) as v:
-                    query = self.operand(0, batch, start + i, j + v)
-                    if self.rounds:  # unscaled: a product with the scale would be rounded again
-                        query = convert(em, query, "bfloat16", self.kind.a.dtype)
-                    else:
-                        query = query * scale
-                    em.store(self.query, [i, j + v], query)
+        def block(start: Expr, base: Expr, rows: int) -> None:
+            with em.loop(rows, "i") as i:
 
-            each_vector(em, self.d, scaled)
-            if rest := -self.d % self.kind.step:
-                with em.vector(rest) as j:
-                    em.store(self.query, [i, self.d + j], literal(0.0, self.kind.a.dtype))
-        with prepared(em, self.tile, rows, self.shape.heights[0]):
-            self.row_products(rows, batch, start)
+                def scaled(j: Expr, width: int) -> None:
+                    with em.vector(width) as v:
+                        query = self.operand(0, batch, start + i, j + v)
+                        if self.rounds:  # a product with the scale would be rounded again
+                            query = convert(em, query, "bfloat16", self.kind.a.dtype)
+                        else:
+                            query = query * scale
+                        em.store(self.query, [base + i, j + v], query)
 
-    def row_products(self, rows: int, batch: list[Expr], start: Expr) -> None:
+                each_vector(em, self.d, scaled)
+                if rest := -self.d % self.kind.step:
+                    with em.vector(rest) as j:
+                        zero = literal(0.0, self.kind.a.dtype)
+                        em.store(self.query, [base + i, self.d + j], zero)
+
+        each(block)
+
+    def row_products(self, batch: list[Expr], each: Each) -> None:
         em, lanes = self.em, self.lanes
+
+        def softmax(start: Expr, base: Expr, rows: int) -> None:
+            with em.loop(rows, "i") as i:  # a loop of its own: the weights wait for the maximum
+                self.top_row(base + i, batch, start + i)
+            with em.loop(rows, "i") as i:
+                self.weights_row(base + i)
+
+        def finish(start: Expr, base: Expr, rows: int) -> None:
+            with em.loop(rows, "i") as i:
+                inverse = em.let(em.load(self.inverse, [base + i]), "inverse")
+
+                def finished(j: Expr, width: int) -> None:
+                    with em.vector(width) as v:
+                        value = em.let(em.load(self.tiles, [base + i, j + v]) * inverse)
+                        where = [*batch, start + i, j + v]
+                        self.reader.finish(self.sketch.tail, where, value, self.args.output)
+
+                each_vector(em, self.e, finished)
+
         self.products(
-            rows,
+            each,
             self.key_vectors,
             self.d,
             self.query,
@@ -205,32 +235,47 @@ class AttentionLoops:
             tirx.const(self.scale, "float32") if self.rounds else None,
             chain=CHAIN,
         )
-        with em.loop(rows, "i") as i:  # a loop of its own: the weights wait for the maximum
-            self.top_row(i, batch, start)
-        with em.loop(rows, "i") as i:
-            self.weights_row(i)
-        self.products(
-            rows,
-            self.value_vectors,
-            self.n,
-            self.weights,
-            self.tiles,
-            lambda vector, _: Operand.of(self.values, [0, vector * lanes]),
-        )
-        with em.loop(rows, "i") as i:
-            inverse = em.let(em.load(self.inverse, [i]), "inverse")
+        each(softmax)
+        if self.together == 1:
+            value = self.value_operand
+            self.products(each, self.value_vectors, self.n, self.weights, self.tiles, value)
+        else:
+            self.products_by_keys(each)
+        each(finish)
 
-            def finished(j: Expr, width: int) -> None:
-                with em.vector(width) as v:
-                    value = em.let(em.load(self.tiles, [i, j + v]) * inverse)
-                    where = [*batch, start + i, j + v]
-                    self.reader.finish(self.sketch.tail, where, value, self.args.output)
+    def value_operand(self, vector: Expr, k: Expr) -> Operand:
+        return Operand.of(self.values, [k // self.kind.b.step, vector * self.lanes])
 
-            each_vector(em, self.e, finished)
+    def products_by_keys(self, each: Each) -> None:
+        """tile[rows, e] = weights[rows, n] x V, by blocks of keys, whose values stay in L1."""
+        em, lanes = self.em, self.lanes
+        with em.loop(ceil(self.n / KEYS), "part") as part:
+            k = em.let_index(part * KEYS, "k")
+            depth = em.let_index(tirx.min(KEYS, self.n - k), "depth")
+
+            def block(start: Expr, base: Expr, rows: int) -> None:
+                for first, size in _each_group(em, self.value_vectors, self.tile.vectors):
+
+                    def at(i: int, j: Expr, first: Expr = first) -> list[Expr]:
+                        return [base + i, first * lanes + j]
+
+                    fma_tile(
+                        em,
+                        replace(self.tile, rows=rows, vectors=size),
+                        depth,
+                        Operand.of(self.weights, [base, k]),
+                        self.value_operand(first, k),
+                        lambda i, j, vector, at=at: em.store_vector(self.tiles, at(i, j), vector),
+                        load=lambda i, j, at=at: em.load_vector(self.tiles, at(i, j)),
+                        first=part == 0,
+                        block=BLOCK,
+                    )
+
+            each(block)
 
     def products(
         self,
-        rows: int,
+        each: Each,
         vectors: int,
         depth: int,
         a: Array,
@@ -251,39 +296,43 @@ class AttentionLoops:
         chain = 0 if self.kind.in_tiles else chain
         parts = ceil(depth / chain) if chain else 1
         if parts > 1:
-            with em.loop(rows, "i") as i, em.loop(vectors, "p") as p:
-                em.store_vector(c, [i, p * lanes], em.splat(0.0))
 
-        def store(i: int, column: Expr, vector: Expr) -> None:
-            scaled = vector if scale is None else vector * em.splat(scale)
-            if parts > 1:
-                scaled = em.load_vector(c, [i, column]) + scaled
-            em.store_vector(c, [i, column], scaled)
+            def cleared(start: Expr, base: Expr, rows: int) -> None:
+                with em.loop(rows, "i") as i, em.loop(vectors, "p") as p:
+                    em.store_vector(c, [base + i, p * lanes], em.splat(0.0))
+
+            each(cleared)
 
         chained = min(depth, chain) if chain else depth
-        groups = _groups(vectors, self.tile.vectors)
-        for size in sorted({s for _, s in groups}, reverse=True):
-            starts = [first for first, s in groups if s == size]
-            with em.loop(len(starts), "g") as g, em.loop(parts, "part") as part:
-                first, k = starts[0] + g * size, part * chain
-                row = replace(self.tile, rows=rows, vectors=size)
-                if self.kind.in_tiles:
-                    into = replace(c, offset=c.offset + first * lanes)
-                    multiply(em, row, depth, Operand.of(a, [0, 0]), b(first, 0), into)
-                    continue
-                fma_tile(
-                    em,
-                    row,
-                    depth if parts == 1 else em.let_index(tirx.min(chain, depth - k), "depth"),
-                    Operand.of(a, [0, k]),
-                    b(first, k),
-                    lambda i, j, vector, first=first: store(  # type: ignore[misc]
-                        i, first * lanes + j, vector
-                    ),
-                    block=min(BLOCK, ceil(chained / 2)),  # two loops for every depth
-                )
 
-    def top_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
+        def block(first: Expr, size: int, k: Expr, start: Expr, base: Expr, rows: int) -> None:
+            def store(i: int, j: Expr, vector: Expr) -> None:
+                column = first * lanes + j
+                scaled = vector if scale is None else vector * em.splat(scale)
+                if parts > 1:
+                    scaled = em.load_vector(c, [base + i, column]) + scaled
+                em.store_vector(c, [base + i, column], scaled)
+
+            row = replace(self.tile, rows=rows, vectors=size)
+            if self.kind.in_tiles:
+                into = replace(c, offset=c.offset + first * lanes)
+                multiply(em, row, depth, Operand.of(a, [0, 0]), b(first, 0), into)
+                return
+            fma_tile(
+                em,
+                row,
+                depth if parts == 1 else em.let_index(tirx.min(chain, depth - k), "depth"),
+                Operand.of(a, [base, k]),
+                b(first, k),
+                store,
+                block=min(BLOCK, ceil(chained / 2)),  # two loops for every depth
+            )
+
+        for first, size in _each_group(em, vectors, self.tile.vectors):
+            with em.loop(parts, "part") as part:
+                each(partial(block, first, size, part * chain))
+
+    def top_row(self, i: Expr, batch: list[Expr], m: Expr) -> None:
         """scores[i] += bias; top[i] = max(scores[i]). Whole vectors are processed, and padding
         columns are masked. Scores of the tile unit are scaled here if a bias is added; else they
         are read scaled, which saves storing them.
@@ -293,10 +342,10 @@ class AttentionLoops:
             whole = n // lanes
             if whole:
                 with em.loop(whole, "p") as p, em.vector(lanes) as v:
-                    self.add_bias(batch, start, i, p * lanes + v)
+                    self.add_bias(batch, m, i, p * lanes + v)
             if n % lanes:
                 with em.vector(n % lanes) as v:
-                    self.add_bias(batch, start, i, whole * lanes + v)
+                    self.add_bias(batch, m, i, whole * lanes + v)
         elif self.kind.in_tiles and not self.scaled_late:
             with em.loop(self.key_vectors, "p") as p:
                 nothing = em.load_vector(self.scores, [i, p * lanes]) * em.splat(self.scale)
@@ -350,9 +399,9 @@ class AttentionLoops:
             return weight
         return convert(self.em, rounded_weight(weight), "bfloat16", self.weights.dtype)
 
-    def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
+    def add_bias(self, batch: list[Expr], m: Expr, i: Expr, column: Expr) -> None:
         em, hidden = self.em, self.op.get("hidden")
-        bias = em.let(self.operand(3, batch, start + i, column), "bias")
+        bias = em.let(self.operand(3, batch, m, column), "bias")
         score = em.load(self.scores, [i, column])
         if self.kind.in_tiles:
             score = score * tirx.const(self.scale, "float32")
