@@ -26,14 +26,16 @@ Choose = Callable[[Stage, Collection[str]], Pick | None]
 @dataclass
 class Generated:
     """The stages as they were built in the end, with kernels and choices by stage key.
-    ``rejections`` counts, by reason, the configs that were not in the space of their stage. A run
-    calls each stage ``times``: once for each part of a batch.
+    ``notes`` say what failed, and ``spills`` which kernels for GPUs spill registers. ``rejections``
+    counts, by reason, the configs that were not in the space of their stage. A run calls each stage
+    ``times``: once for each part of a batch.
     """
 
     stages: list[Stage]
     kernels: dict[str, Kernel] = field(default_factory=dict)
     choices: dict[str, Pick] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    spills: list[str] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
     times: int = 1
 
@@ -95,7 +97,7 @@ def generate(
             for piece in (split(stage) if stage.key in hopeless else [stage])
         ]
     every = {stage.key: stage for stage in result.stages}
-    result.notes += without_spills(
+    result.spills += without_spills(
         every, result.kernels, result.choices, stand_ins, target, workers, text, ptx
     )
     if known is not None:

@@ -348,7 +348,7 @@ class Compilation:
         )
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))
-        self.report.notes += result.notes
+        self.report.notes += [*result.notes, *result.spills]
         self.accidents |= bool(result.notes)
         notes = self.report.notes
         notes += [note for note in policy.passed_over.values() if note not in notes]

@@ -86,8 +86,8 @@ def launching(
 
 def _prices(generated: Generated, machine: GpuTarget) -> LaunchPrices:
     """The predicted seconds of a run for each way to launch it."""
-    policy, steps, within = GpuPolicy(machine), [], []
-    for stage in generated.stages:
+    policy, found = GpuPolicy(machine), {}
+    for stage in {stage.key: stage for stage in generated.stages}.values():
         choice, kernel = generated.choices[stage.key], generated.kernels[stage.key]
         assert isinstance(kernel, GpuKernel)
         launch: Any = choice.sketch.workload(choice.config)
@@ -95,6 +95,6 @@ def _prices(generated: Generated, machine: GpuTarget) -> LaunchPrices:
         own = replace(launch, registers=used), constant_bytes(stage)
         fewer = narrow(policy, choice)
         other: Any = fewer.sketch.workload(fewer.config)
-        steps.append(own)
-        within.append(own if fewer is choice else (other, constant_bytes(stage)))
-    return launch_prices(policy, steps, within)
+        found[stage.key] = own, own if fewer is choice else (other, constant_bytes(stage))
+    steps = [found[stage.key] for stage in generated.stages]
+    return launch_prices(policy, [own for own, _ in steps], [within for _, within in steps])

@@ -85,14 +85,14 @@ def number_of(result: Generated) -> int:
 def test_the_first_that_does_not_spill_on_any_architecture_stands_in() -> None:
     builder = Builder({0: (0, 8), 1: (16, 0)}, broken=(2,))
     result = made(builder, [1, 2, 3, 4], strict=True)
-    assert builder.asked == [0, 1, 2, 3] and number_of(result) == 3 and not result.notes
+    assert builder.asked == [0, 1, 2, 3] and number_of(result) == 3 and not result.spills
     assert not spilled(result.kernels[STAGE.key])
 
 
 def test_what_does_not_spill_is_left_alone() -> None:
     builder = Builder({})
     result = made(builder, [1])
-    assert builder.asked == [0] and number_of(result) == 0 and not result.notes
+    assert builder.asked == [0] and number_of(result) == 0 and not result.spills
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_where_all_spill_the_pick_stays_with_a_note(others: list[int], text: str
     builder = Builder({0: (0, 8), 1: (16, 0), 2: (4, 4)})
     result = made(builder, others)
     assert number_of(result) == 0 and spilled(result.kernels[STAGE.key]) == {"sm_90a": 8}
-    (note,) = result.notes
+    (note,) = result.spills
     assert "relu" in note and "spills 8 bytes on sm_90a" in note and text in note
 
 
@@ -169,7 +169,7 @@ def test_a_product_of_too_many_computed_runs(compiling: Compiling) -> None:
         )
 
     alone = result(lambda stage, pick: [])
-    assert spilled(alone.kernels[stage.key])["sm_80"] > 64 and len(alone.notes) == 1
+    assert spilled(alone.kernels[stage.key])["sm_80"] > 64 and len(alone.spills) == 1
     both = result(lambda stage, pick: stand_ins(policy, stage, pick))
-    assert not spilled(both.kernels[stage.key]) and not both.notes
+    assert not spilled(both.kernels[stage.key]) and not both.spills
     assert both.choices[stage.key].config != config
