@@ -256,8 +256,11 @@ class AttentionLoops:
             def block(start: Expr, base: Expr, rows: int) -> None:
                 for first, size in _each_group(em, self.value_vectors, self.tile.vectors):
 
-                    def at(i: int, j: Expr, first: Expr = first) -> list[Expr]:
-                        return [base + i, first * lanes + j]
+                    def load(i: int, j: int, first: Expr = first) -> Expr:
+                        return em.load_vector(self.tiles, [base + i, first * lanes + j])
+
+                    def store(i: int, j: int, vector: Expr, first: Expr = first) -> None:
+                        em.store_vector(self.tiles, [base + i, first * lanes + j], vector)
 
                     fma_tile(
                         em,
@@ -265,8 +268,8 @@ class AttentionLoops:
                         depth,
                         Operand.of(self.weights, [base, k]),
                         self.value_operand(first, k),
-                        lambda i, j, vector, at=at: em.store_vector(self.tiles, at(i, j), vector),
-                        load=lambda i, j, at=at: em.load_vector(self.tiles, at(i, j)),
+                        store,
+                        load=load,
                         first=part == 0,
                         block=BLOCK,
                     )
