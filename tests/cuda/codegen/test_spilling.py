@@ -134,7 +134,8 @@ def test_what_was_measured_stays_and_what_was_wrong_stands_in_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = RecordedPolicy(GpuPolicy(TARGET), Records(tmp_path / "records"))
-    monkeypatch.setattr(policy, "best", lambda stage, n: [pick(1, 90), pick(2, 80)])
+    both = [pick(1, 90), pick(2, 80)]
+    monkeypatch.setattr(policy.policy, "best", lambda stage, n, without: both)
     known: list[Any] = []
     monkeypatch.setattr(policy, "known", lambda stage: known)
 
