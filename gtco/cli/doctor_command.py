@@ -19,7 +19,7 @@ from gtco.machine.cores import allowed_cores, cpu_quota
 from gtco.machine.isa import AARCH64, ISAS
 from gtco.machine.target import Target, cpu_flags, cpu_name, detect
 from gtco.machine.tiles import tiles
-from gtco.runtime.gpu.driver import name_of, open_driver
+from gtco.runtime.gpu.driver import described, open_driver
 from gtco.support.errors import GtcoError
 from gtco.support.version import __version__, installed
 
@@ -199,7 +199,7 @@ def gpus_check(compiles: bool = True) -> Check:
 
 def _gpu(driver: Any, index: int) -> str:
     try:
-        return name_of(driver, index)
+        return str(described(driver, index))
     except GtcoError as error:
         return str(error)
 

@@ -14,7 +14,7 @@ from gtco.machine.cores import allowed_cores
 from gtco.machine.gpu import GpuTarget, lacking
 from gtco.machine.isa import X86_64, Isa, host
 from gtco.machine.target import Machine, Target
-from gtco.runtime.gpu.driver import gpu_name
+from gtco.runtime.gpu.driver import gpu
 from gtco.runtime.gpu.table import GPU_SOURCES
 from gtco.runtime.writing.c_objects import CPU_SOURCES
 from gtco.runtime.writing.cross import emulator_of
@@ -224,10 +224,16 @@ class GpuBackend(Backend):
                 "--verify (verify=True) runs the library, and no GPU is here to run it ({error}): "
                 "compile without it, or where the GPU is",
             ):
-                gpu_name(0)
+                self._check_gpu()
         from gtco.codegen import nvrtc
 
         nvrtc.library()
+
+    def _check_gpu(self) -> None:
+        """Raises :class:`ArtifactError` if this machine's first GPU does not run such code."""
+        found = gpu(0)
+        if not self.machine.runs_on(found.major, found.minor):
+            raise ArtifactError(f"{found} does not run code for {', '.join(self.machine.images)}")
 
     def check_loadable(self) -> None:
         with _without_gpu(
@@ -236,7 +242,7 @@ class GpuBackend(Backend):
             "({error}): gtco.compile_to_file(model, 'model.so', ...) compiles without one, and "
             "gtco.load('model.so') opens it where the GPU is",
         ):
-            gpu_name(0)
+            self._check_gpu()
 
     def check_tuning(self, asked: str) -> None:
         raise OptionError(

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gtco.runtime.elf import BUNDLE
-from gtco.runtime.gpu.driver import gpu_name
+from gtco.runtime.gpu.driver import gpu
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import Model
 from gtco.runtime.tensors import aligned_empty
@@ -47,11 +47,11 @@ def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Rec
             f"{path} is a compiled model, not a file of candidates. Time it with gtco run; make "
             "candidates with gtco candidates"
         )
-    gpu = "images" in metadata
-    known = gpu_circumstances(metadata, gpu_name(device)) if gpu else cpu_known(metadata)
+    on_gpu = "images" in metadata
+    known = gpu_circumstances(metadata, str(gpu(device))) if on_gpu else cpu_known(metadata)
     # as many threads as the records say, whatever GTCO_NUM_THREADS is
-    threads = 0 if gpu else metadata["target"]["cores"]
-    opened = partial(Model, threads=threads, device=device if gpu else None, candidates=True)
+    threads = 0 if on_gpu else metadata["target"]["cores"]
+    opened = partial(Model, threads=threads, device=device if on_gpu else None, candidates=True)
     return timed(opened, path, metadata, rounds, known)
 
 

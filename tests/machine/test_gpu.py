@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from gtco.driver import backend
 from gtco.driver.backend import backend_of
 from gtco.graph.graph import Graph
 from gtco.machine.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
 from gtco.machine.target import Target, cpu_target, target
-from gtco.support.errors import BuildError, OptionError, ShapeError
+from gtco.runtime.gpu.driver import Gpu
+from gtco.support.errors import ArtifactError, BuildError, OptionError, ShapeError
 from gtco.support.options import CompileOptions
 from gtco.tensor.stage import TensorType
 
@@ -34,6 +36,36 @@ def test_a_gpu_has_a_name():
     # dense figures of the vendor's sheet, in FLOP/s
     assert gpu_target("cuda:a100").rate("mma:float16") == pytest.approx(312e12, rel=0.01)
     assert gpu_target("cuda:a100").rate("fma") == pytest.approx(19.5e12, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("images", "runs", "not_runs"),
+    [
+        ("sm_80", ["80", "86", "89", "90", "120"], ["75"]),
+        ("sm_90a", ["90"], ["89", "100"]),
+        ("sm_75,sm_89", ["75", "89", "90"], ["80", "86"]),
+        ("sm_80,sm_90a", ["80", "90", "100"], ["75"]),
+    ],
+)
+def test_which_gpus_run_it(images, runs, not_runs):
+    """An image runs on later GPUs of its family, PTX of the newest one on all later GPUs, and one
+    of sm_90a there alone.
+    """
+    machine = target(f"cuda:{images}")
+    for there in runs + not_runs:
+        assert machine.runs_on(int(there[:-1]), int(there[-1])) == (there in runs), there
+
+
+def test_another_gpu_is_an_error_before_the_work(monkeypatch):
+    here = backend_of(target("cuda:sm_90a"))
+    monkeypatch.setattr(backend, "gpu", lambda index: Gpu("NVIDIA A100", 8, 0))
+    said = r"NVIDIA A100 \(sm_80\) does not run code for sm_90a"
+    with pytest.raises(ArtifactError, match=said):
+        here.check_loadable()
+    with pytest.raises(OptionError, match=said):
+        here.check_options(CompileOptions(verify=True))
+    monkeypatch.setattr(backend, "gpu", lambda index: Gpu("NVIDIA H100 PCIe", 9, 0))
+    here.check_loadable()
 
 
 def test_programs_for_several_architectures_take_what_all_have():

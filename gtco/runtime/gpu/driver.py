@@ -48,11 +48,6 @@ def _error_name(driver: ctypes.CDLL, status: int) -> str:
     return name.value.decode() if name.value else f"its error {status}"
 
 
-def gpu_name(index: int) -> str:
-    """``NVIDIA H100 PCIe (sm_90)``. Raises :class:`ArtifactError` if there is no such GPU."""
-    return str(gpu(index))
-
-
 def gpu(index: int) -> Gpu:
     """The GPU with this number. Raises :class:`ArtifactError` if there is none."""
     try:
@@ -62,10 +57,6 @@ def gpu(index: int) -> Gpu:
     if not 0 <= index < count:
         raise ArtifactError(f"there is no GPU {index}: the driver finds {count}")
     return described(driver, index)
-
-
-def name_of(driver: ctypes.CDLL, index: int) -> str:
-    return str(described(driver, index))
 
 
 def described(driver: ctypes.CDLL, index: int) -> Gpu:
