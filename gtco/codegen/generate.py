@@ -70,7 +70,7 @@ def generate(
     without that sketch. If no sketch is left, the stage is cut into single operators. Every failure
     becomes a note or, if ``strict``, an :class:`InternalError`. Raises :class:`BuildError` if a
     single operator has no sketch left. :func:`gtco.codegen.spilling.without_spills` tries the
-    ``stand_ins``; a kernel that spills nevertheless becomes a note. ``known`` are kernels by the
+    ``stand_ins``; ``spills`` names a kernel that spills nevertheless. ``known`` are kernels by the
     stage's key that were built before with this config: they are taken, and new ones join them.
     """
     result = Generated(list(stages))

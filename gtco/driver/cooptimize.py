@@ -141,10 +141,11 @@ def cooptimize(first: CutModel, steps: Steps, effort: Tune) -> tuple[CutModel, s
             f"building the kernels of {len(seen)} partitions left no time to measure them, the "
             "predicted one stands"
         )
+    times = first.generated.times  # parts of a batch
     what = (
         f"{len(seen)} partitions measured, the predicted one "
         + ("stands" if chosen is first else f"gave way: {_differences(first, chosen)}")
-        + f", {1e3 * before:.2f} -> {1e3 * (before - gain):.2f} ms"
+        + f", {1e3 * times * before:.2f} -> {1e3 * times * (before - gain):.2f} ms"
     )
     return chosen, what
 

@@ -9,8 +9,8 @@
 
 In the first form a and b are 8 bits, with movement anywhere behind them. bfloat16 holds every whole
 number up to 256, so the operands are exact, and their sums are float32's as before. The second form
-is what :mod:`gtco.graph.rewrites.quantized.exact_products` makes of ONNX's integer operators. Of
-quantized files these are the products of attention. Those by constants are products of integers
+is what :mod:`gtco.graph.rewrites.quantized.exact_products` makes of ONNX's integer operators. Both
+are the products of attention in quantized files. Products by constants are products of integers
 (:mod:`gtco.graph.rewrites.quantized.integer_products`).
 """
 

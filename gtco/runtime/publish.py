@@ -106,10 +106,11 @@ def publish(folder: Path, target: Path) -> None:
     added = [name for name in names[:-1] if not target.with_name(name).exists()]
     older_header = folder / "older"  # no file of a library ends so
     try:
+        for name in names:
+            _in_large_pages(folder / name)
         with _one_at_a_time(target.parent):
             try:
                 for name in names:
-                    _in_large_pages(folder / name)
                     _flush(folder / name)
                 if header in names and header not in added:
                     shutil.copy2(target.with_name(header), older_header)
@@ -181,7 +182,8 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 def _in_large_pages(path: Path) -> None:
-    """Writes a large file again, in large pieces; it stays as it is if there is no room for two.
+    """Writes a large file again, in large pieces; the file stays as it is if that fails, as where
+    there is no room for two.
 
     Linux keeps a file in memory in pages as large as its writes, and maps those of 2 MB in one
     piece, if the file system can do that (ext4 since Linux 6.16, XFS). Then reading weights costs

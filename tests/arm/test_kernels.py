@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gtco.tensor.sketch import RULES, family, space_of
+from gtco.tensor.sketch.attention import cpu as attention
 from gtco.tensor.space import Config, Rejection
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.arm.emulation import Batch, Job, featured
@@ -124,6 +125,12 @@ def run(
         built[config.sketch] += 1
         rows[row_of(config)] += 1
     return built, rows
+
+
+@pytest.fixture(autouse=True)
+def shared_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of attention may share passes over small K and V too."""
+    monkeypatch.setattr(attention, "LARGE", 0)
 
 
 @pytest.mark.parametrize("features", [(), ("dotprod", "bf16", "i8mm")], ids="+".join)

@@ -236,24 +236,20 @@ def test_all_tasks_compute_the_product(family: str, name: str) -> None:
 def test_the_workload_of_attention_counts_what_its_loops_do(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All tasks of attention, which is not a nest. They have equally many blocks, and so have the
-    passes that blocks share.
+    """All tasks of attention, which is not a nest. They have equally many blocks, some of which
+    share passes.
     """
     monkeypatch.setattr(attention, "LARGE", 0)
     random, machine = Random(fresh_seed()), cpu_target(name)
     for _ in range(DRAWS // 2):
-        b, m, d = random.randint(1, 3), random.randint(1, 20), random.randint(1, 24)
-        n, e = random.randint(1, 60), random.randint(1, 40)
+        b, m, d = random.randint(1, 3), random.randint(1, 20), random.randint(2, 24)
+        n, e = random.randint(1, 60), random.randint(2, 40)  # TVM prints one element as a scalar
         q, k, v, y = (TensorType((b, *size)) for size in ((m, d), (n, d), (n, e), (m, e)))
         op = Operator("attention", ("q", "k", "v"), "y", y, make_attrs(scale=d**-0.5))
         sketch = attention.match(make_stage([op], {"q": q, "k": k, "v": v}, []), machine)
         assert sketch is not None
         shapes = {config: sketch.shape(config) for config in configs(sketch)}
-        even = [
-            c
-            for c, s in shapes.items()
-            if s.task_blocks * s.chunks_m == s.blocks and s.task_blocks % c["mc"] == 0
-        ]
+        even = [c for c, s in shapes.items() if s.task_blocks * s.chunks_m == s.blocks]
         config = random.choice(even)
         shape, work = shapes[config], sketch.workload(config)
         counts, got, wanted = executed(sketch, config, shape.tasks)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gtco.machine.target import Target, detect
+from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.sketch.attention import cpu as attention
 from gtco.tensor.sketch.convolution import cpu as convolution
 from gtco.tensor.sketch.gemm import cpu as gemm
@@ -244,6 +245,26 @@ def test_attention(stage: Stage, name: str) -> None:
         assert np.abs(got[-1] - wanted).mean() <= ROUNDED / 16 * np.abs(wanted).max()
     for other in got:
         assert_close(other, got[0], 2 * ROUNDED)
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize(
+    "stage", [heads(61, 131, 24, 40), heads(43, 69, 33, 17, bias=True)], ids=["even", "odd"]
+)
+def test_blocks_of_rows_share_passes(
+    stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "LARGE", 0)
+    machine = runnable(name)
+    sketch = attention.match(stage, machine)
+    assert sketch is not None
+    shared = [config for config in configs(sketch) if config["mc"] > 1]
+    kinds = {MicroKernel.parse(c["tile"], machine.lanes).kind.name: c for c in shared}
+    arrays = inputs(stage, fresh_seed())
+    wanted = reference(stage, arrays).astype(np.float64)
+    for config, kernel in build_each(sketch, [*kinds.values()], machine):
+        got = kernel(*arrays).astype(np.float64)
+        assert_close(got, wanted, 2 * ROUNDED), config.to_json()
 
 
 def test_attention_of_rows_that_a_mask_hides() -> None:

@@ -53,11 +53,12 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
+# Blocks of rows may share passes over K and V where these have more bytes in one head, as float32.
+# So many blocks may do so.
+LARGE, TOGETHER = 1 << 20, (1, 2, 4, 8)
 # Vector instructions for a vector of weights: maximum, difference, power of 2 and sum, by the dtype
 # in which the weights are multiplied (fewer if AVX-512 has instructions for it); for rounding it to
 # that dtype; and for adding a bias to the scores.
-# Bytes of K and V of one head from which on blocks of rows may share passes over them, and how many
-LARGE, TOGETHER = 1 << 20, (1, 2, 4, 8)
 WEIGHTS = {"float32": 15.0, "bfloat16": 13.0}
 FEWER = 4.0
 ROUNDING = {"float32": 0.0, "bfloat16": 3.0}
@@ -132,17 +133,23 @@ class Attention(AttentionFacts):
         # K and V in scratch, whose elements are float32 or pairs, with what fills vectors up
         steps = (keys * packed_steps(d, tile.kind)[0], values * packed_steps(n, tile.kind)[0])
         operands, scores = 4.0 * lanes * sum(steps), 4.0 * height * n
+        own, together = ceil(blocks / chunks), together_of(config)
         stores = (Stream(item_out * height * e, item_out * m * e, handed=True),)
-        together = together_of(config)
         if together == 1:
-            layers = [Layer(ceil(blocks / chunks), (Stream(operands, operands + scores),), stores)]
+            layers = [Layer(own, (Stream(operands, operands + scores),), stores)]
         else:
-            held = together * scores
-            near = Stream(operands, 4.0 * KEYS * (d + e))
-            block = (near, Stream(3 * scores, held)), (*stores, Stream(2 * scores, held))
-            passes = ceil(ceil(blocks / chunks) / together)
-            far = Layer(passes, (Stream(operands, operands + held),))
-            layers = [Layer(together, *block), far]
+            # Scores pass through the cache that holds those of all blocks: they are stored twice
+            # and read three times. The sums of V do so once for each block of keys.
+            held, sums = together * scores, 4.0 * height * e
+            passing = Stream(3 * scores, held), Stream(2 * scores, held)
+            again = Stream(ceil(n / KEYS) * sums, together * sums)
+            near = max(tile.columns * d, KEYS * e) * ITEM_BYTES[self.operand]
+            loads = (Stream(operands, near), passing[0], again)
+            passes = ceil(own / together)
+            layers = [
+                Layer(own / passes, loads, (*stores, passing[1], again)),
+                Layer(passes, (Stream(operands, operands + held),)),
+            ]
         keys_values = Stream(self.read_bytes, b * self.read_bytes, handed=True)
         task = Layer(1, (keys_values,), (), b * chunks, overlapped=False)
         behind = epilogue_vectors(self.tail, lanes)

@@ -15,8 +15,8 @@ from gtco.tensor.stage import Operator, Stage
 
 
 def together_of(config: Config) -> int:
-    """How many blocks of rows share a pass over the keys."""
-    return int(dict(config.choices).get("mc", 1))
+    """How many blocks of rows share a pass over the keys, and one over the values."""
+    return int(config.by_name.get("mc", 1))
 
 
 @dataclass(frozen=True)

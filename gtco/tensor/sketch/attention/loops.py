@@ -44,6 +44,11 @@ BLOCK = 64
 # The keys whose values stay in L1 while blocks of rows are multiplied by them
 KEYS = 64
 
+# It gets the first query of a block, the block's place in scratch, and its number of rows.
+Block = Callable[[Expr, Expr, int], None]
+Each = Callable[[Block], None]  # it calls that for every block of rows
+
+
 
 def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
     """Cuts ``vectors`` into groups of at most ``most``, as even as possible: (first, size) of
@@ -53,10 +58,6 @@ def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
     size, larger = divmod(vectors, count)
     sizes = [size + 1] * larger + [size] * (count - larger)
     return [(sum(sizes[:i]), s) for i, s in enumerate(sizes)]
-
-
-Block = Callable[[Expr, Expr, int], None]  # of the first query, its place in scratch, the rows
-Each = Callable[[Block], None]  # calls it for every block of rows
 
 
 def _each_group(em: Emitter, vectors: int, most: int) -> Iterator[tuple[Expr, int]]:
@@ -145,7 +146,7 @@ class AttentionLoops:
         """
         em = self.em
         count = em.index((task.blocks + (self.together - 1)) // self.together)
-        with em.loop(count, "pass") as turn:
+        with em.loop(count, "turn") as turn:
             begin = em.let_index(turn * self.together, "begin")
             blocks = em.let_index(tirx.min(self.together, task.blocks - begin), "blocks")
             first = em.let_index(task.first_block + begin, "first")
@@ -157,6 +158,7 @@ class AttentionLoops:
         """``body`` for ``count`` blocks of rows from ``first`` on."""
         em, shape = self.em, self.shape
         with em.loop(count, "block") as block:
+            em.bind(block, self.together)
             this = em.let_index(first + block, "this")
             start = em.let_index(shape.first_row(this), "start")
             base = em.let_index(block * self.height, "base")
