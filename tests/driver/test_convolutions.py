@@ -5,6 +5,7 @@ config, on images that end before an inaccessible page; its refusals.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from gtco.runtime.convolutions import Convolution, Convolutions
 from gtco.runtime.products import Products
 from gtco.support.errors import ShapeError
 from tests.driver.any_size import TOLERANCE, compiled
-from tests.fences import fenced
+from tests.fences import before_fence, fenced
+from tests.kernels import runnable
 
 # With minimal filtering, of the largest such sum in a channel of an image: values of a whole tile
 # are added and subtracted for each output.
@@ -84,6 +86,24 @@ def test_one_filter_serves_all_images(library: Convolutions) -> None:
             check(c, x, w, y, library.choose(c, 40)[0].name)
 
 
+def test_few_columns_of_a_filter_are_packed_inside_their_room(tmp_path: Path) -> None:
+    """Vectors of 8 lanes, so that two of one step are a cache line. The memory behind the packed
+    filter is not accessible.
+    """
+    runnable("x86-64-v3")
+    with Convolutions(compiled(tmp_path, "x86-64-v3"), threads=1) as library:
+        c_library = library._library
+        for n, (kernel, channels) in product((1, 6, 8, 9, 24), ((3, 64), (5, 7))):
+            w = np.ones((kernel, kernel, channels, n), np.float32)
+            sizes = Convolution(1, kernel, kernel, channels, kernel, kernel).fields
+            nbytes = c_library.gtco_convolutions_packed_bytes(sizes, n)
+            packed = before_fence(nbytes)
+            assert nbytes % 64 == 0
+            assert not c_library.gtco_convolutions_pack(
+                w.ctypes.data, sizes, n, packed.ctypes.data
+            )
+
+
 def test_images_and_filters_may_lie_in_any_layout(library: Convolutions) -> None:
     c = Convolution(2, 9, 8, 5, 3, 3, 1, 1)
     x, w = drawn(c, 6)
@@ -135,8 +155,11 @@ def test_every_candidate_is_right_and_the_choice_is_one(
     ids=str,
 )
 def test_sizes_that_are_none_are_refused(library: Convolutions, c: Convolution) -> None:
+    library.set(Convolution(1, 4, 4, 3, 3, 3), 8)
     with pytest.raises(ShapeError, match="no convolution of images"):
         library.set(c, 8)
+    assert library._library.gtco_products_run(library._open, None, None, None) == -1
+    assert "no sizes are set" in library._error()
     with pytest.raises(ShapeError, match="no convolution"):
         library.choose(c, 8)
     with pytest.raises(ShapeError, match="no convolution"):

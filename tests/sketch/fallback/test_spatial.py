@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gtco.tensor.sketch.fallback import cpu as fallback
 from tests.kernels import fresh_seed, random_inputs
 from tests.sketch.fallback.test_fallback import T, case, check, check_each, single
 
@@ -186,3 +187,13 @@ def test_resize(method: str, coordinates: str, layout: str) -> None:
             )
             cases.append(case(stage))
     check_each(cases)
+
+
+def test_a_transposed_convolution_is_priced_by_its_products() -> None:
+    """Every output is multiplied by every tap of the channels of its group, zeros between the
+    inputs among them: it must not look cheaper than the sketches that multiply less.
+    """
+    attrs = {"strides": (2, 2), "padding": (1, 1, 1, 1), "output_padding": (0, 0), "groups": 3}
+    types = [T((2, 12, 5, 5)), T((12, 7, 4, 4))]
+    stage = single("conv_transpose2d", types, T((2, 21, 10, 10)), layout="NCHW", **attrs)
+    assert fallback.operations(stage) == 2 * (2 * 21 * 10 * 10) * (12 // 3) * 16

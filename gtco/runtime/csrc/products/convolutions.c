@@ -52,7 +52,7 @@ static int64_t filtered_bytes(const gtco_problem* problem) {
 static void pack_filtered(const float* filter, const gtco_problem* problem, float* packed) {
   const gtco_convolution* c = &problem->images;
   const int64_t taps = c->kernel_w, n = problem->n, lanes = gtco_the_machine.lanes;
-  const int64_t panels = gtco_panels_bytes(n, 1) / (int64_t)sizeof(float) / lanes;
+  const int64_t panels = gtco_panels(n);
   const double* g = taps == 3 ? gtco_the_filters_3 : gtco_the_filters_5;
   for (int64_t panel = 0; panel < panels; ++panel)
     for (int64_t channel = 0; channel < c->channels; ++channel)
@@ -86,12 +86,14 @@ EXPORT int gtco_convolutions_pack(const float* filter, const gtco_convolution* c
 
 EXPORT int gtco_convolutions_set(gtco_products* p, const gtco_convolution* c, int64_t n) {
   gtco_problem problem;
+  gtco_problem_forget(p);
   return checked(p, c, n, &problem) ? -1 : gtco_problem_set(p, &problem);
 }
 
 EXPORT int gtco_convolutions_set_config(gtco_products* p, const gtco_convolution* c, int64_t n,
                                         const gtco_product_config* config) {
   gtco_problem problem;
+  gtco_problem_forget(p);
   return checked(p, c, n, &problem) ? -1 : gtco_problem_set_config(p, &problem, config);
 }
 

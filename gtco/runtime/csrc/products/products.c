@@ -129,7 +129,7 @@ EXPORT void gtco_products_close(gtco_products* p) {
 
 /* Panels of packed B: those of n columns, and so many more that the last tile of every width that is not wider than
  * all columns reads inside. */
-static int64_t panels_of(int64_t n) {
+int64_t gtco_panels(int64_t n) {
   const int64_t vectors = (n + gtco_the_machine.lanes - 1) / gtco_the_machine.lanes;
   int64_t most = vectors;
   for (int i = 0; i < gtco_the_machine.nests; ++i) {
@@ -147,11 +147,11 @@ static int64_t whole(int64_t k) {
 }
 
 int64_t gtco_panels_bytes(int64_t n, int64_t k) {
-  return (panels_of(n) * k * gtco_the_machine.lanes * (int64_t)sizeof(float) + 63) / 64 * 64;
+  return (gtco_panels(n) * k * gtco_the_machine.lanes * (int64_t)sizeof(float) + 63) / 64 * 64;
 }
 
 void gtco_pack_panels(const float* b, int64_t n, int64_t k, float* packed) {
-  const int64_t lanes = gtco_the_machine.lanes, panels = panels_of(n);
+  const int64_t lanes = gtco_the_machine.lanes, panels = gtco_panels(n);
   for (int64_t panel = 0; panel < panels; ++panel) {
     const int64_t left = n - panel * lanes, columns = left < 0 ? 0 : left < lanes ? left : lanes;
     for (int64_t step = 0; step < k; ++step) {
@@ -262,6 +262,8 @@ int gtco_problem_set_config(gtco_products* p, const gtco_problem* problem, const
   return 0;
 }
 
+void gtco_problem_forget(gtco_products* p) { p->ready = 0; }
+
 int gtco_problem_set(gtco_products* p, const gtco_problem* problem) {
   gtco_product_config config;
   choose(p, problem, &config);
@@ -270,14 +272,14 @@ int gtco_problem_set(gtco_products* p, const gtco_problem* problem) {
 
 EXPORT int gtco_products_set_config(gtco_products* p, int64_t m, int64_t n, int64_t k,
                                     const gtco_product_config* config) {
-  p->ready = 0;
+  gtco_problem_forget(p);
   if (checked(p, m, n, k)) return -1;
   const gtco_problem problem = of_matrix(m, n, k);
   return gtco_problem_set_config(p, &problem, config);
 }
 
 EXPORT int gtco_products_set(gtco_products* p, int64_t m, int64_t n, int64_t k) {
-  p->ready = 0;
+  gtco_problem_forget(p);
   if (checked(p, m, n, k)) return -1;
   const gtco_problem problem = of_matrix(m, n, k);
   return gtco_problem_set(p, &problem);

@@ -87,10 +87,12 @@ int64_t gtco_product_workspace(const gtco_problem* problem, const gtco_product_c
 
 /* products.c: what products and convolutions share. Functions that return int return 0, or -1 with the reason. */
 int gtco_problem_fail(gtco_products* p, const char* format, ...);
+void gtco_problem_forget(gtco_products* p); /* the sizes that were set before */
 int gtco_problem_set(gtco_products* p, const gtco_problem* problem);
 int gtco_problem_set_config(gtco_products* p, const gtco_problem* problem, const gtco_product_config* config);
 int gtco_problem_threads(const gtco_products* p);
 int gtco_positive(int64_t m, int64_t n, int64_t k); /* 1 if these are sizes of a product */
+int64_t gtco_panels(int64_t n); /* of packed B, a vector of columns each */
 int64_t gtco_panels_bytes(int64_t n, int64_t k);
 void gtco_pack_panels(const float* b, int64_t n, int64_t k, float* packed);
 

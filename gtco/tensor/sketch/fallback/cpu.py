@@ -167,6 +167,9 @@ def operations(stage: Stage) -> float:
             return 2 * size * int(stage.types[op.inputs[0]].shape[-1])
         case "conv2d":
             return 2 * size * prod(int(d) for d in stage.types[op.inputs[1]].shape[1:])
+        case "conv_transpose2d":  # TVM multiplies the zeros between the inputs too
+            channels, _, *taps = (int(d) for d in stage.types[op.inputs[1]].shape)
+            return 2 * size * (channels // op["groups"]) * prod(taps)
         case "attention":
             q, k, v = (stage.types[x].shape for x in op.inputs[:3])
             rows = prod(int(d) for d in q[:-1])
