@@ -39,6 +39,11 @@ class Generated:
     rejections: Counter[str] = field(default_factory=Counter)
     times: int = 1
 
+    @property
+    def different(self) -> dict[str, Stage]:
+        """The stages by key, each once."""
+        return {stage.key: stage for stage in self.stages}
+
     def copy(self) -> Generated:
         """A copy whose choices can be changed without changing this one's."""
         return replace(self, kernels=dict(self.kernels), choices=dict(self.choices))
@@ -96,9 +101,8 @@ def generate(
             for stage in result.stages
             for piece in (split(stage) if stage.key in hopeless else [stage])
         ]
-    every = {stage.key: stage for stage in result.stages}
     result.spills += without_spills(
-        every, result.kernels, result.choices, stand_ins, target, workers, text, ptx
+        result.different, result.kernels, result.choices, stand_ins, target, workers, text, ptx
     )
     if known is not None:
         known |= {key: (result.choices[key].config, k) for key, k in result.kernels.items()}

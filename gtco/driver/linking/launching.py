@@ -87,7 +87,7 @@ def launching(
 def _prices(generated: Generated, machine: GpuTarget) -> LaunchPrices:
     """The predicted seconds of a run for each way to launch it."""
     policy, found = GpuPolicy(machine), {}
-    for stage in {stage.key: stage for stage in generated.stages}.values():
+    for stage in generated.different.values():
         choice, kernel = generated.choices[stage.key], generated.kernels[stage.key]
         assert isinstance(kernel, GpuKernel)
         launch: Any = choice.sketch.workload(choice.config)

@@ -85,7 +85,7 @@ def within(generated: Generated, target: GpuTarget, workers: Workers) -> dict[st
     """
     found: dict[str, GpuKernel] = {}
     jobs = {}
-    for stage in {stage.key: stage for stage in generated.stages}.values():
+    for stage in generated.different.values():
         kernel = generated.kernels[stage.key]
         assert isinstance(kernel, GpuKernel)
         found[stage.key] = kernel

@@ -33,15 +33,7 @@ def pack_keys(em: Emitter, keys: Array, key: Element, n: int, d: int) -> None:
         for c, column in enumerate(transpose(em, rows)[:width]):
             em.store_vector(keys, [p, d0 + c, 0], column)
 
-    def panel(p: Expr, present: int) -> None:
-        whole, rest = divmod(d, lanes)
-        if whole:
-            with em.loop(whole, "c") as c:
-                block(p, c * lanes, lanes, present)
-        if rest:
-            block(p, whole * lanes, rest, present)
-
-    _each_panel(em, n, panel)
+    _each_block(em, n, d, lanes, block)
 
 
 def pack_values(em: Emitter, values: Array, value: Element, n: int, e: int) -> None:
@@ -50,8 +42,21 @@ def pack_values(em: Emitter, values: Array, value: Element, n: int, e: int) -> N
         _row(em, values, r, e, lambda j: value(r, j))
 
 
-def _each_panel(em: Emitter, n: int, panel: Callable[[Expr, int], None]) -> None:
-    """``panel`` of its number and of the keys that it has, for all panels of ``n`` keys."""
+def _each_block(
+    em: Emitter, n: int, d: int, wide: int, block: Callable[[Expr, Expr, int, int], None]
+) -> None:
+    """``block`` for each ``wide`` columns of each panel of ``n`` keys: the panel, the vector of it
+    that the block begins with, and the columns and the keys that the block has.
+    """
+
+    def panel(p: Expr, present: int) -> None:
+        whole, rest = divmod(d, wide)
+        if whole:
+            with em.loop(whole, "c") as c:
+                block(p, c * em.lanes, wide, present)
+        if rest:
+            block(p, whole * em.lanes, rest, present)
+
     full, rest = divmod(n, em.lanes)
     if full:
         with em.loop(full, "p") as p:
@@ -100,15 +105,7 @@ def pack_key_pairs(em: Emitter, keys: Array, key: Element, n: int, d: int) -> No
         for c, column in enumerate(transpose(em, rows)[:end]):
             em.store_vector(keys, [p, at + c, 0], column)
 
-    def panel(p: Expr, present: int) -> None:
-        whole, rest = divmod(d, wide)
-        if whole:
-            with em.loop(whole, "c") as c:
-                block(p, c * lanes, wide, present)
-        if rest:
-            block(p, whole * lanes, rest, present)
-
-    _each_panel(em, n, panel)
+    _each_block(em, n, d, wide, block)
 
 
 def pack_value_pairs(em: Emitter, values: Array, value: Element, n: int, e: int) -> None:
