@@ -19,7 +19,6 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define PAGE 4096
-#define HUGE_PAGE (2 << 20)
 #define MAX_THREADS 1024
 #define DEFAULT_SPIN_US 500
 #define CROWDED_SPIN_US 50

@@ -15,7 +15,6 @@
 
 /* The file: magic (8 bytes), bytes of data (8), id (32), zeros up to 4096; then the data. */
 #define HEADER_BYTES 4096
-#define HUGE_PAGE (2 << 20)
 static const char MAGIC[8] = {'G', 'T', 'C', 'O', 'W', 'G', 'T', '1'};
 
 /* The folder to which the library's path belongs, if it was loaded by a relative one: the program may go to another

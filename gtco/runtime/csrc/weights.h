@@ -4,6 +4,8 @@
 
 #include "plan.h"
 
+#define HUGE_PAGE (2 << 20) /* bytes */
+
 typedef struct {
   void* mapping; /* NULL if the weights are inside the library */
   size_t bytes;
