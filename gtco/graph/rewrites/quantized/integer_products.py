@@ -31,6 +31,7 @@ import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import MOVES, apply_rule, constant_value, moved
+from gtco.graph.rewrites.quantized.quantized_pooling import meets_pixels
 from gtco.machine.target import Machine, Target
 from gtco.tensor.analysis.window import narrow_groups
 from gtco.tensor.intrinsics.table import kinds
@@ -202,7 +203,7 @@ def _normal(graph: Graph, scale: str | None, columns: numpy.ndarray) -> bool:
 # activations --------------------------------------------------------------------------------------
 def _quantized(graph: Graph, tensor: str) -> _Quantized | None:
     """The tensor as a quantized one. The operators in question are those of
-    :mod:`gtco.graph.lower.quantization`, with movement anywhere between them.
+    :mod:`gtco.graph.lower.quantization`, with movement and maxima of windows between them.
     """
     op = graph.producer(tensor)
     if op is None:
@@ -210,6 +211,11 @@ def _quantized(graph: Graph, tensor: str) -> _Quantized | None:
     if op.kind in MOVES:
         inner = _quantized(graph, op.inputs[0])
         return None if inner is None else replace(inner, moves=(op, *inner.moves))
+    if op.kind == "max_pool2d" and meets_pixels(graph, op):
+        inner = _quantized(graph, op.inputs[0])
+        if inner is None or not _positive(graph, inner.scale):
+            return None
+        return replace(inner, moves=(op, *inner.moves))  # the maximum is that of the same element
     if op.kind == "cast" and op.type.dtype in ("int32", "float32"):
         if graph.types[op.inputs[0]].dtype in _BYTES:
             return None if graph.is_constant(op.inputs[0]) else _Quantized(op.inputs[0])
@@ -225,6 +231,11 @@ def _quantized(graph: Graph, tensor: str) -> _Quantized | None:
                 if inner is not None and inner.scale is None:
                     return replace(inner, scale=scale)
     return None
+
+
+def _positive(graph: Graph, scale: str | None) -> bool:
+    value = constant_value(graph, scale) if scale is not None else numpy.ones(())
+    return value is not None and bool((value > 0).all())
 
 
 def _whole(graph: Graph, tensor: str) -> bool:

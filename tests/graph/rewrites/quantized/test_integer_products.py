@@ -73,6 +73,19 @@ def conv(
     }}"""
 
 
+def pooled(a: str, zx: int) -> str:
+    """Tools that quantize in front of a maximum, as NNCF, leave it between the quantization and the
+    convolution."""
+    return f"""{HEAD}(float[2,4,9,8] x) => (float[2,3,3,3] y)
+    <float s = {{0.03125}}, {a} zx = {{{zx}}}, int8[3,4,3,2] w,
+     float[3] t = {{{SCALES}}}, int8[3] z = {{0, 0, 0}}> {{
+        q = QuantizeLinear(x, s, zx) a = DequantizeLinear(q, s, zx)
+        m = MaxPool <kernel_shape = [3, 2], strides = [2, 2], pads = [1, 0, 1, 0]> (a)
+        b = DequantizeLinear <axis = 0> (w, t, z)
+        y = Conv (m, b)
+    }}"""
+
+
 def integer(x: str, zx: int, w: str, zw: int) -> str:
     return f"""{HEAD}({x}[5,4] x) => (int32[5,3] y)
     <{x} zx = {{{zx}}}, {w}[4,3] w, {w} zw = {{{zw}}}> {{ y = MatMulInteger(x, w, zx, zw) }}"""
@@ -98,6 +111,8 @@ TAKEN = {
     "padded conv of int8": conv("int8", 0, "1,1,1,1"),
     "padded conv with zeros": conv("uint8", 0, "1,0,2,1"),
     "groups": conv("uint8", 11, "0,0,0,0", 3, 60),
+    "behind a maximum": pooled("uint8", 119),
+    "behind a maximum of int8": pooled("int8", -7),
     "uint8, int8": integer("uint8", 7, "int8", 0),
     "int8, int8": integer("int8", -128, "int8", 0),
     "int8, uint8": integer("int8", 127, "uint8", 128),
