@@ -26,7 +26,6 @@ from gtco.search.calibration.rates import RateTable
 from gtco.search.pricing import CERTAIN, PricingPolicy, products
 from gtco.tensor.analysis.filtering import least_products
 from gtco.tensor.intrinsics.table import kinds, micro_kernels, operand_of
-from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Decision, Option, Pick, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
 from gtco.tensor.workload import Stream, Workload
@@ -189,32 +188,33 @@ class AnalyticPolicy(PricingPolicy):
         these cannot be had here, or where another micro-kernel promises clearly more. So is one
         that says it is to be chosen ``by_size``, beside the known ones, whose weights are there.
         """
-        found: dict[Config, Pick] = {}
-        for sketch in space_of(stage, self.target).sketches:
+
+        def of_sketch(sketch: Sketch) -> list[Pick]:
             like = [one.by_name for one in known if one.sketch == sketch.name]
             if not like and sketch.name not in rivals:
-                continue
-            tasks, before = 16 * self.target.cores, len(found)
+                return []
+            found: dict[Config, Pick] = {}
             for one in like:
-                for config in self._extend(sketch, {}, tasks, one):
+                for config in self._extend(sketch, {}, 16 * self.target.cores, one):
                     if config not in found:
                         found[config] = Pick(sketch, config, self.price(sketch, config))
-            if len(found) == before or getattr(sketch, "by_size", False):
+            if not found or getattr(sketch, "by_size", False):
                 found |= {pick.config: pick for pick in self.picks(sketch)}
-        return sorted(found.values(), key=lambda pick: pick.seconds)
+            return list(found.values())
+
+        return self._of_sketches(stage, of_sketch)
 
     def closest(self, stage: Stage, known: Collection[Config]) -> list[Pick]:
         """Picks of a stage by the configs of others that are the same but for their sizes, the
         least predicted time first: of each the one that is closest to it among those of this stage.
         """
-        found: dict[Config, Pick] = {}
-        for sketch in space_of(stage, self.target).sketches:
-            for one in known:
-                if one.sketch != sketch.name or (config := _closest(sketch, one.by_name)) is None:
-                    continue
-                if config not in found:
-                    found[config] = Pick(sketch, config, self.price(sketch, config))
-        return sorted(found.values(), key=lambda pick: pick.seconds)
+
+        def of_sketch(sketch: Sketch) -> list[Pick]:
+            like = (_closest(sketch, one.by_name) for one in known if one.sketch == sketch.name)
+            different = dict.fromkeys(config for config in like if config is not None)
+            return [Pick(sketch, config, self.price(sketch, config)) for config in different]
+
+        return self._of_sketches(stage, of_sketch)
 
     def _same(self, decision: Decision, option: Option) -> tuple[Option, ...]:
         """The option alone, or none if the decision lacks it, or if it is a micro-kernel that

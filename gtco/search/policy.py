@@ -61,6 +61,12 @@ class Policy(Prices, Protocol):
         """
         ...
 
+    def cheapest(self, stage: Stage) -> Pick | None:
+        """The pick of the least predicted time, which is not always what :meth:`choose` takes.
+        None if the stage has no sketch.
+        """
+        ...
+
     def propose(self, stage: Stage, n: int) -> list[Config]:
         """Up to ``n`` different configs of the stage that are worth measuring, the most promising
         first. Some of them may not be picked before they are measured.

@@ -18,7 +18,9 @@ from gtco.tensor.sketch import possible, space_of
 from gtco.tensor.space import Config, Pick, Sketch, check
 from gtco.tensor.stage import Operator, Stage, TensorType
 
-CERTAIN = 0.9  # share of the least time for products that a floor may count on
+# The share of the least time for products that a floor may count on. Strassen's algorithm
+# multiplies 7/8 of what is written, and kernels of any size may lie above the fastest row measured.
+CERTAIN = 0.86
 
 
 class _Priced(Protocol):
@@ -136,8 +138,12 @@ class PricingPolicy(ABC):
         """Predicted seconds of the stage; infinity where no kernel can do it (temp[V'] of GTCO's
         Algorithm 1).
         """
-        chosen = self.choose(stage)
+        chosen = self.cheapest(stage)
         return chosen.seconds if chosen else inf
+
+    def cheapest(self, stage: Stage) -> Pick | None:
+        """The pick of the least predicted time: what :meth:`choose` takes."""
+        return self.choose(stage)
 
     def possible(self, anchors: tuple[str, ...]) -> bool:
         """True if a stage with these anchors, or a stage that grows from it, may have a kernel."""
@@ -157,8 +163,8 @@ class PricingPolicy(ABC):
         each decision of ``pick``, the best config that decides it differently. Configs in
         ``tested`` are left out. The least predicted time comes first.
         """
-        found: dict[Config, Pick] = {}
-        for sketch in space_of(stage, self.target).sketches:
+
+        def of_sketch(sketch: Sketch) -> list[Pick]:
             configs, seconds = self.compared(sketch)
             order = [configs[int(i)] for i in np.argsort(seconds, kind="stable")]
             left = [config for config in order if config not in tested]
@@ -172,10 +178,10 @@ class PricingPolicy(ABC):
                     )
                     for name, option in pick.config.choices
                 ]
-            for config in filter(None, picked):
-                if config not in found:
-                    found[config] = Pick(sketch, config, self.price(sketch, config))
-        return sorted(found.values(), key=lambda other: other.seconds)
+            different = dict.fromkeys(filter(None, picked))
+            return [Pick(sketch, config, self.price(sketch, config)) for config in different]
+
+        return self._of_sketches(stage, of_sketch)
 
 
 def _otherwise(sketch: Sketch, config: Config, name: str) -> Iterator[Config]:

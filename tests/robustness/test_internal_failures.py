@@ -129,6 +129,30 @@ def test_any_one_rule_may_fail(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert "what is not there" in failure and "matmul" in failure and "3 more" in failure
 
 
+@pytest.mark.parametrize("inject", [bad_price, bad_decision, no_number])
+def test_what_is_measured_beside_a_pick_leaves_out_a_sketch_that_fails(
+    inject: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a tuning goes on."""
+    wide = TensorType((16, 16))
+    op = Operator("matmul", ("x", "w"), "y", wide, make_attrs())
+    stage = make_stage([op], {"x": wide, "w": wide}, ["w"])
+    first = AnalyticPolicy(target("x86-64-v3")).choose(stage)
+    assert first is not None and first.sketch.name == "gemm"
+    known = {first.config}
+    inject(monkeypatch)
+    policy = AnalyticPolicy(target("x86-64-v3"))
+    (pick,) = policy.best(stage, 1)
+    assert pick.sketch.name != "gemm"
+    for found in (
+        policy.alternatives(stage, pick, set()),
+        policy.nearby(stage, known, {"gemm", "fallback"}),
+        policy.closest(stage, known),
+    ):
+        assert "gemm" not in {other.sketch.name for other in found}
+    assert any("'gemm' failed" in failure for failure in policy.failures)
+
+
 def test_no_sketch_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """This is not the model's fault, and so no UnsupportedError."""
     monkeypatch.setattr(sketch, "RULES", (raising,))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,12 @@ class ClosedFormPolicy:
 
     def predict(self, stage: Stage) -> float:
         """Seconds of the pick; the wrapped policy's where that picks."""
-        own = self.choose(stage)
-        return own.seconds if own is not None else self.policy.predict(stage)
+        own = self.cheapest(stage)
+        return own.seconds if own is not None else inf
+
+    def cheapest(self, stage: Stage) -> Pick | None:
+        """What :meth:`choose` takes."""
+        return self.choose(stage)
 
     def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
         """The closed form's pick first, then the wrapped policy's best."""

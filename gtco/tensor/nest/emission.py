@@ -305,7 +305,14 @@ class NestLoops:
         else:
             begin = self.place_of_b(at, at.whole_panel + 1)
         block = at.line * self.shape.blocks + at.block
-        self._prefetch_b(begin + (block * depth + k) * share, share)
+        if not self.kind.in_tiles:
+            self._prefetch_b(begin + (block * depth + k) * share, share)
+            return
+        # Two pages in turn. What the lines of one page bring is hidden behind the products worse:
+        # 2.2 us for a panel of 16 KB from L3, where its products alone take 1.5, and 1.75 with two
+        # pages (2 cores of a Granite Rapids).
+        turn, half = (block * depth + k) // self.kind.step, nest.kc * self.b_step // 2
+        self._prefetch_b(begin + turn % 2 * half + turn // 2 * share * self.kind.step, share)
 
     def _soon_of_b(self, at: At, k: Expr) -> None:
         """Prefetches the data of this panel of B that an iteration reads some iterations later, or

@@ -260,7 +260,8 @@ class ProductLoops(OpenLoops):
                         start = self.held(self.first_row(block), "start")
                         a_row = self.held(self.place_of_row(start, part.row0, k0), "a_row")
                         tile = Tile(start, panel, k0, depth, a_row)
-                        more = block + 1 < part.end
+                        # Rows of A lie one behind the other where a block of k has all of k.
+                        more = tirx.And(block + 1 < part.end, of["kc"] >= of["k"])
                         first = block == part.here
                         self.heights(block, partial(self.variants, at=tile, first=first, more=more))
         with em.when(of["past"] > 0):

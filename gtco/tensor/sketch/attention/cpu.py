@@ -53,8 +53,8 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
-# Blocks of rows may share passes over K and V where these have more bytes in one head, as float32.
-# So many blocks may do so.
+# Blocks of rows may share passes over K and V where these have more bytes in one head, as float32,
+# or more than the L2 cache. So many blocks may do so.
 LARGE, TOGETHER = 1 << 20, (1, 2, 4, 8)
 # Vector instructions for a vector of weights: maximum, difference, power of 2 and sum, by the dtype
 # in which the weights are multiplied (fewer if AVX-512 has instructions for it); for rounding it to
@@ -114,7 +114,7 @@ class Attention(AttentionFacts):
     def may_share(self) -> bool:
         """True if blocks of rows may share passes over K and V, which may not fit the L2 cache."""
         _, _, n, d, e = self.extents
-        return 4 * n * (d + e) > LARGE
+        return 4 * n * (d + e) > min(LARGE, self.target.level("L2").capacity)
 
     @cached_property
     def tile_decision(self) -> Decision:

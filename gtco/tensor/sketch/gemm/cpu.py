@@ -261,12 +261,14 @@ class Gemm(GemmFacts):
         packed, copied = config["a"] == "packed", self.packs_columns(config)
         columns = shape.task_panels * nest.row.columns
         widened = nest.passes if nest.b.how == "widened" else 0
+        # A pass packs B again where the blocks of k share their scratch.
+        packings = nest.passes if nest.kblocks > 1 else 1
         return (
             Extra("store", stored * (2.0 * nest.kblocks + 2)),
             Extra("pack", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
             Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.prologue_vectors),
             Extra("reduce", shape.tasks * shape.task_rows if packed else 0, self.norm_vectors),
-            Extra("pack", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
+            Extra("pack", 2.0 * packings * shape.tasks * v.k * columns / lanes if copied else 0),
             Extra("fma", self.widening * widened * shape.tasks * v.k * columns / lanes),
             Extra("fma", CONFIGURING * nest.configurations),
         )
