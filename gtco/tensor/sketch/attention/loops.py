@@ -10,6 +10,7 @@ from math import ceil, inf
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
+from gtco.machine.target import CACHE_LINE
 from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.emit import vector_math
 from gtco.tensor.emit.arithmetic import is_nan
@@ -32,6 +33,7 @@ from gtco.tensor.sketch.attention.packing import (
 )
 from gtco.tensor.sketch.shared.streaming import each_vector
 from gtco.tensor.space import Config
+from gtco.tensor.stage import item_bytes
 
 # Products of a score that are summed in one accumulator. If all of them have one sign, as in an
 # image of one colour, every addition may round the same way, and exp turns the absolute error of a
@@ -186,6 +188,7 @@ class AttentionLoops:
 
         def block(start: Expr, base: Expr, rows: int) -> None:
             with em.loop(rows, "i") as i:
+                self.ask_for_outputs(batch, start + i)
 
                 def scaled(j: Expr, width: int) -> None:
                     with em.vector(width) as v:
@@ -203,6 +206,14 @@ class AttentionLoops:
                         em.store(self.query, [base + i, self.d + j], zero)
 
         each(block)
+
+    def ask_for_outputs(self, batch: list[Expr], row: Expr) -> None:
+        """Prefetches the lines that the row's outputs will be stored to: another core may have
+        them.
+        """
+        line = CACHE_LINE // ceil(item_bytes(self.args.output.dtype))
+        for j in range(0, self.e, line):
+            self.reader.prefetch(self.sketch.tail, [*batch, row, j], self.args.output)
 
     def row_products(self, batch: list[Expr], each: Each) -> None:
         em, lanes = self.em, self.lanes
@@ -362,8 +373,14 @@ class AttentionLoops:
 
         # A maximum may drop a NaN. The weight of that score is NaN all the same, and so is the sum.
         length = self.key_vectors * lanes
-        top = fold(em, length, lambda j: self.scaled(em.load(self.scores, [i, j])), T.max, -inf)
-        em.store(self.top, [i], top)
+        late = self.scaled_late and self.scale > 0  # rounding keeps the order of two products
+
+        def score(j: Expr) -> Expr:
+            found = em.load(self.scores, [i, j])
+            return found if late else self.scaled(found)
+
+        top = fold(em, length, score, T.max, -inf)
+        em.store(self.top, [i], self.scaled(top) if late else top)
 
     def scaled(self, score: Expr) -> Expr:
         """A score as it is read: times the scale if that was not done before."""
