@@ -35,8 +35,11 @@ def percent(share: float | None) -> str:
 
 
 def error_text(error: float | None) -> str:
-    """An error in percent: ``0.21 %``."""
-    return "not known" if error is None else f"{100 * error:.2g} %"
+    """An error in percent: ``0.21 %``, ``128 %``."""
+    if error is None:
+        return "not known"
+    percent = 100 * error
+    return f"{percent:.2g} %" if percent < 99.5 else f"{percent:.0f} %"
 
 
 def count(value: float | None, unit: str) -> str:

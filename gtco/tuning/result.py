@@ -51,6 +51,7 @@ class StageResult:
     ranked: bool = True  # could the last round tell rivals apart?
     rounds: int = 0
     measured: int = 0
+    unbuilt: int = 0  # slots in a row of which no candidate could be built
     exhausted: bool = False  # nothing is left to try, or trying it crashes
 
     def __post_init__(self) -> None:

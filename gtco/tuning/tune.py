@@ -166,6 +166,11 @@ class _Tuner:
         """The number of stages that have nothing left to try."""
         return sum(result.exhausted for result in self.results.values())
 
+    @property
+    def tried(self) -> int:
+        """The slots so far in which candidates were built, or could not be."""
+        return sum(result.rounds for result in self.results.values())
+
     def say(self, doing: str) -> None:
         self.progress(self.view(doing))
 
@@ -257,14 +262,14 @@ class _Tuner:
         slots = allot(tasks, SLOTS, needed)
         best_first = sorted(range(len(tasks)), key=lambda i: -falls[i])
         chosen = [(results[i], slots[i] * candidates) for i in best_first if slots[i]]
-        before = self.done
+        before = self.tried, self.done
         trials, least = self.built(chosen)
         if trials:
             self.say(f"timing {sum(len(t.picks) for t in trials)} candidates")
             wanted = max(GENEROUS * least, SHORTEST)
             for timed in self.measurer.time(trials, max(min(wanted, self.left), 0.0)):
                 self.decide(timed)
-        return bool(trials) or self.done > before
+        return (self.tried, self.done) != before
 
     def candidates(self, results: Sequence[StageResult]) -> int:
         """The number of candidates of a slot. It is smaller if the time left is too short for a
@@ -307,11 +312,13 @@ class _Tuner:
             begin = time.monotonic()
             picks = self.proposals.propose(result, n)
             self.measurer.proposed(time.monotonic() - begin)
-            if trial := self.trial(result, picks):
+            trial = self.trial(result, picks) if picks else None
+            if trial:
                 trials.append(trial)
                 timing += more
-            else:
-                result.exhausted = True
+            result.unbuilt = 0 if trial else result.unbuilt + 1
+            # Others may be built where these could not.
+            result.exhausted = not picks or result.unbuilt >= self.effort.patience
         return trials, timing
 
     def trial(self, result: StageResult, picks: Sequence[Pick]) -> Trial | None:

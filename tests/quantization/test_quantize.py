@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from gtco.quantization import calibration
+from gtco.quantization import calibration, quantize
 from gtco.quantization.quantize import ALONE, quantize_model
 from gtco.support.errors import GtcoError, ModelError, OptionError, QuantizationError
 from gtco.support.options import OBSERVERS, Quantization
@@ -113,6 +114,14 @@ def test_a_budget_keeps_the_most_sensitive_in_float() -> None:
     others = [layer.node for layer in kept if layer is not last]
     more = quantized(model, data, exclude=others) if others else free
     assert 100 * more.report.error > 0.99 * budget
+
+
+def test_a_budget_that_the_final_file_does_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decided was another library than the one that is judged in the end."""
+    kept = SimpleNamespace(outputs=())
+    monkeypatch.setattr(quantize, "within_budget", lambda *_: kept)
+    (note,) = quantized(block(), images(), max_drop=1e-4).report.notes
+    assert "max_drop is 0.0001 %" in note
 
 
 def test_a_budget_that_nothing_keeps() -> None:

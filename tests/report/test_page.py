@@ -238,6 +238,8 @@ def test_colours_of_a_heat_map():
     assert heat_steps([])[-1] == 1.0
     assert all(1.2 < b / a < 3.1 for a, b in pairwise(wide))
     assert error_text(0.0021) == "0.21 %" and error_text(None) == "not known"
+    assert error_text(0.994) == "99 %" and error_text(0.996) == "100 %"
+    assert error_text(1.28) == "128 %"
 
 
 def test_the_same_facts_are_the_same_page(made):

@@ -16,6 +16,7 @@ import pytest
 import gtco
 from gtco.cli import main
 from gtco.codegen.generate import Generated, generate
+from gtco.codegen.jobs import Failure
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_to_files
 from gtco.machine.target import Target, detect, target
@@ -164,6 +165,33 @@ def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
         results = tune.tune([made], policy, workers, threads=1, effort=Tune(seconds=60.0))
     assert made.choices == picks and results == []
     assert len(made.notes) == 2 and all("crashed (SIGSEGV)" in note for note in made.notes)
+
+
+def test_candidates_that_cannot_be_built_cost_their_slot_alone(
+    machine: Target, workers: Workers
+) -> None:
+    """The stage goes on with others, until so many slots in a row failed as the patience says."""
+    policy, stage = Slow(machine), linear(197, 192, 576)
+    made, slots = generated(policy, workers, stage), list[int]()
+    build = measure.Measurer.build
+
+    def failing(self: Any, stage: Stage, current: Pick, kernel: Any, picks: Any) -> Any:
+        slots.append(len(picks))
+        if len(slots) != 2:
+            return None, [(pick, Failure("k", "drawn by the test")) for pick in picks]
+        return build(self, stage, current, kernel, picks)
+
+    def read(self: Any, trials: list[Trial], seconds: float) -> Iterator[measure.Timed]:
+        for t in trials:
+            yield measure.Timed(t, rounds(*(p.seconds for p in t.picks)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure.Measurer, "build", failing)
+        patch.setattr(measure.Measurer, "time", read)
+        effort = Tune(learned=False, patience=2)
+        (result,) = tune.tune([made], policy, workers, threads=0, effort=effort)
+    assert len(slots) == 4 and result.rounds == 4
+    assert result.measured and result.exhausted
 
 
 @pytest.mark.parametrize("bad", [1, 3])

@@ -212,8 +212,9 @@ class AttentionLoops:
         them.
         """
         line = CACHE_LINE // ceil(item_bytes(self.args.output.dtype))
-        for j in range(0, self.e, line):
-            self.reader.prefetch(self.sketch.tail, [*batch, row, j], self.args.output)
+        with self.em.loop(ceil(self.e / line), "line") as n:
+            where = [*batch, row, n * line]
+            self.reader.prefetch(self.sketch.tail, where, self.args.output)
 
     def row_products(self, batch: list[Expr], each: Each) -> None:
         em, lanes = self.em, self.lanes
