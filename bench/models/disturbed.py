@@ -37,11 +37,12 @@ from typing import Any
 
 import psutil
 
-from bench.harness import machine
-from bench.harness.process import Worker, WorkerError
-from bench.harness.rounds import OPEN_TIMEOUT, WORKER, calls_per_round
-from bench.harness.workload import candidates, prepare
 from gtco.cli.arguments import new_file
+
+from ..harness import machine
+from ..harness.process import Worker, WorkerError
+from ..harness.rounds import OPEN_TIMEOUT, WORKER, calls_per_round
+from ..harness.workload import candidates, prepare
 
 SPINNING = "import os, sys; os.sched_setaffinity(0, eval(sys.argv[1]))\nwhile True: pass"
 PLACES = ("held", "free")

@@ -27,15 +27,16 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import machine
-from bench.harness.build import Build, build
-from bench.harness.rounds import Comparison, Contender, compare
-from bench.harness.workload import make_inputs
 from gtco.cli.arguments import dim, new_file
 from gtco.cli.console import say, show
 from gtco.cli.tables import Table
 from gtco.support.errors import GtcoError, ModelError, OptionError
 from gtco.support.sizes import Range, dim_text
+
+from ..harness import machine
+from ..harness.build import Build, build
+from ..harness.rounds import Comparison, Contender, compare
+from ..harness.workload import make_inputs
 
 STATIC, OPEN = "static", "open"
 Sizes = Mapping[str, int]  # of the open dimensions, by name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 import time
@@ -30,6 +31,13 @@ def test_benchmarks_are_listed_and_exist(capsys, root):
         assert name in out and what in out
         assert (root / "bench" / folder / f"{name}.py").is_file()
         assert callable(importlib.import_module(f"bench.{folder}.{name}").main)
+
+
+def test_benchmarks_import_each_other_relatively(root):
+    """Installed, the package is gtco.bench, and there is none that is called bench."""
+    absolute = re.compile(r"^\s*(from|import) bench\b", re.MULTILINE)
+    files = list((root / "bench").rglob("*.py"))
+    assert files and not [path for path in files if absolute.search(path.read_text())]
 
 
 @pytest.mark.parametrize(("name", "extra"), [("end_to_end", "bench"), ("language_model", "train")])
