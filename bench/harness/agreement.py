@@ -5,7 +5,7 @@ model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,15 +37,18 @@ def agree(
     reference: str,
     tolerance: float,
     judge: Judge | None = None,
+    own: Collection[str] = (),
 ) -> dict[str, Agreement]:
     """Compares each system's outputs with those of ``reference``, or of the first system that is
-    not gtco if the reference is absent. Where they differ by more than the tolerance, ``judge``
-    decides.
+    not gtco's own if the reference is absent. Where they differ by more than the tolerance,
+    ``judge`` decides. gtco's own are those in ``own``, and ``gtco`` and ``gtco:quick`` by name: a
+    fault that two of them share would not be seen.
 
-    No system is compared with itself: the reference has no difference, and neither has gtco if it
-    is the only system.
+    No system is compared with itself: the reference has no difference, and neither have gtco's own
+    systems if there are no others.
     """
-    others = [reference, *(name for name in outputs if name != "gtco")]
+    peers = (name for name in outputs if name not in own and name.partition(":")[0] != "gtco")
+    others = [reference, *peers]
     against = next((name for name in others if name in outputs), None)
     return {
         name: Agreement(None)

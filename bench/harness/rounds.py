@@ -23,6 +23,7 @@ import numpy as np
 from gtco.codegen.processes import python
 
 from .agreement import Judge, agree, losses
+from .peers import peer_of
 from .process import Worker, WorkerError
 
 Progress = Callable[[str], None]
@@ -132,7 +133,7 @@ def compare(
     - ``warm``: seconds of warm-up for each
     - ``budget``: seconds of timed calls for each system and round
     - ``reference``: outputs are compared with those of this candidate, or of the first one that
-      works if it is absent or fails
+      works and is not gtco's own if it is absent or fails
     - ``tolerance``: the allowed difference, relative to the largest magnitude
     - ``judge``: decides where outputs differ by more than that
     - ``truth``: the candidate from whose outputs the others' losses are counted, if it is there
@@ -169,6 +170,7 @@ class _Contest:
         self._workers: dict[str, Worker] = {}
         self._calls: dict[str, int] = {}
         self._names: list[str] = []
+        self._own = [c.name for c in candidates if peer_of(str(c.job.get("system"))) == "gtco"]
         self._peak: Worker | None = None
 
     def load(self, candidate: Contender, warm: float, budget: float, folder: Path) -> None:
@@ -192,7 +194,7 @@ class _Contest:
         for name in self._names:
             with np.load(folder / f"{name}.npz") as file:
                 outputs[name] = [file[key] for key in file.files]
-        for name, seen in agree(outputs, reference, tolerance, judge).items():
+        for name, seen in agree(outputs, reference, tolerance, judge, self._own).items():
             self._update(
                 name, difference=seen.difference, disagrees=seen.reason, judged=seen.judged
             )

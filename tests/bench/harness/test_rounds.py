@@ -46,7 +46,7 @@ def open_fake(job):
     return System("1.0", call, lambda: [np.array(job.get("output", [1.0, -2.0]))])
 
 worker.WAKING = 0.0  # one call is thrown away
-worker.serve({"fake": open_fake})
+worker.serve({"fake": open_fake, "gtco": open_fake})
 """
 
 
@@ -172,6 +172,19 @@ def test_gtco_is_never_held_against_itself():
     assert "off by 3.3e-01" in beside["gtco"].reason
     assert beside["torch"] == Agreement(None) and beside["openvino"].difference == 0.0
     assert agree({}, "onnxruntime", 1e-3) == {}
+
+
+def test_none_of_gtcos_own_systems_is_the_reference(fake):
+    """A fault that all of them share is seen, whatever they are called."""
+    wrong, right = [np.array([1.0, 2.0])], [np.array([1.0, 3.0])]
+    ours = {"gtco": wrong, "gtco:quick": wrong, "open": wrong}
+    seen = agree({**ours, "openvino": right}, "onnxruntime", 1e-3, own=["open"])
+    assert all(seen[name].reason for name in ours) and seen["openvino"] == Agreement(None)
+    assert agree(ours, "onnxruntime", 1e-3, own=["open"]) == dict.fromkeys(ours, Agreement(None))
+    named = [fake(name, system="gtco", output=[1.0, 5.0]) for name in ("open", "static")]
+    result = compare_quickly([*named, fake("openvino")], rounds=1)
+    assert result["open"].disagrees and result["static"].disagrees
+    assert result["openvino"].disagrees is None and result["openvino"].difference is None
 
 
 def test_a_judge_is_asked_where_outputs_of_one_shape_differ():

@@ -13,6 +13,7 @@ from bench.harness import ahead, suite
 from bench.harness.peers import OPENERS, SETTINGS
 from bench.harness.rounds import Comparison, Measurement
 from bench.harness.workload import check_peers
+from bench.models import readme
 from bench.models.end_to_end import summary
 from bench.models.names import FIVE
 from gtco.support.errors import OptionError
@@ -128,6 +129,11 @@ def test_the_readme_is_written_from_one_run(workload, tmp_path):
     text = " ".join(text.split())
     assert "Geometric mean over vit-ti-16" in text and "1.29 over ONNX Runtime" in text
     assert "Least ahead of the best peer: vit-ti-16 1.10 (ONNX Runtime), vit-s-16 1.20" in text
+    alone = five[0].to_json()["systems"][0] | {"difference": None}
+    compared = [{**found.to_json(), "systems": [alone]} for found in five]
+    data = json.loads(run.read_text())
+    assert "outputs agree with ONNX Runtime's to 2e-06" in text
+    assert "outputs agree" not in readme.section({**data, "models": compared})
     target.write_text("no marks")
     assert entry.main(["readme", str(run), str(target)]) == 1
     assert target.read_text() == "no marks"
