@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 
 def append(path: Path, row: Any) -> None:
-    """Adds a row, which is a dataclass."""
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(row)) + "\n")
+    """Adds a row: a dataclass, or a mapping. A line that was cut off gets its end first, else the
+    row would be a part of it.
+    """
+    value = row if isinstance(row, Mapping) else asdict(row)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(value).encode() + b"\n")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
