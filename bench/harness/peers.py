@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,12 @@ def _open_onnxruntime(job: Job, path: str) -> System:
     return System(version, lambda: session.run(None, feed), lambda: list(session.run(None, feed)))
 
 
-def onnxruntime_session(model: str | bytes, threads: int) -> Any:
-    """An ONNX Runtime session of a model's path or bytes, with all graph optimisations."""
+def onnxruntime_session(
+    model: str | bytes, threads: int, entries: Mapping[str, str] = MappingProxyType({})
+) -> Any:
+    """An ONNX Runtime session of a model's path or bytes, with all graph optimisations and these
+    entries of its configuration.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -101,6 +106,8 @@ def onnxruntime_session(model: str | bytes, threads: int) -> Any:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import exp, log
 from pathlib import Path
 from random import Random
 from statistics import geometric_mean, median
+from typing import Any
 
 from gtco.cli.arguments import positive
 from gtco.codegen.processes import python
@@ -36,6 +36,7 @@ from gtco.driver.products import compile_products
 from gtco.runtime.convolutions import Convolution, Convolutions
 from gtco.runtime.products import Products
 
+from ..harness import lines
 from ..harness.machine import describe
 from ..harness.process import Worker, WorkerError
 from ..harness.steps import say
@@ -118,13 +119,11 @@ class Reading:
     seconds: dict[str, float]
     choice: float = 0.0
 
-    def to_json(self) -> str:
-        value = {**asdict(self.case), "seconds": self.seconds, "choice": self.choice}
-        return json.dumps(value)
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self.case), "seconds": self.seconds, "choice": self.choice}
 
     @staticmethod
-    def from_json(line: str) -> Reading:
-        value = json.loads(line)
+    def from_json(value: Mapping[str, Any]) -> Reading:
         case = Case(tuple(value["sizes"]), value["group"])
         return Reading(case, value["seconds"], value["choice"])
 
@@ -158,7 +157,7 @@ def read(
 def table(readings: Iterable[Reading]) -> str:
     """Speed-up (geometric mean) and the share of cases ahead, by group and peer, in Markdown."""
     kept = list(readings)
-    lines = [
+    rows = [
         "| group | cases | " + " | ".join(f"{p}: speed-up | ahead" for p in PEERS) + " |",
         "|---|---:|" + "---:|---:|" * len(PEERS),
     ]
@@ -181,8 +180,8 @@ def table(readings: Iterable[Reading]) -> str:
             mean = sum(w * x for w, x in zip(weights, logs, strict=True)) / sum(weights)
             ahead = sum(w for w, x in zip(weights, logs, strict=True) if x > 0) / sum(weights)
             cells += [f"{exp(mean):.2f}", f"{ahead:.0%}"]
-        lines.append(f"| {name} | {len(mine)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(f"| {name} | {len(mine)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def choices(readings: Sequence[Reading]) -> str:
@@ -197,10 +196,8 @@ def choices(readings: Sequence[Reading]) -> str:
 
 
 def load(file: Path) -> list[Reading]:
-    """The readings of a file; none if it does not exist. The first line is the machine."""
-    if not file.exists():
-        return []
-    return [Reading.from_json(line) for line in file.read_text().splitlines()[1:]]
+    """The readings of a file; none if it does not exist. Its first line is the machine."""
+    return [Reading.from_json(value) for value in lines.read(file) if "sizes" in value]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -209,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
     wanted = cases(options.kind, options.group or GROUPS, options.sample)
     readings = load(options.out) if options.out else []
     if options.out and not options.picks and not options.out.exists():
-        options.out.write_text(json.dumps(describe(options.threads)) + "\n")
+        lines.append(options.out, describe(options.threads))
     if options.picks:
         return _picks(wanted, options.threads, end)
     known = {reading.case for reading in readings}
@@ -236,6 +233,10 @@ def main(argv: Sequence[str]) -> int:
                     reading = replace(reading, choice=choice)
                 except WorkerError as error:
                     say(f"{case.name}: {error}")
+                    # one may have ended, or may still answer this case when it is asked the next
+                    for worker in workers.values():
+                        worker.kill()
+                    workers = {name: Worker(COMMAND) for name in SYSTEMS}
                     continue
                 readings.append(reading)
                 ours = reading.seconds["gtco"]
@@ -245,8 +246,7 @@ def main(argv: Sequence[str]) -> int:
                     f"times gtco's: {ratios}"
                 )
                 if options.out:
-                    with options.out.open("a") as file:
-                        file.write(reading.to_json() + "\n")
+                    lines.append(options.out, reading.to_json())
         finally:
             opened.close()
             for worker in workers.values():

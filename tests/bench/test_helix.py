@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
+import onnxruntime
 import pytest
 
+from bench.harness.process import WorkerError
 from bench.kernels import helix, helix_systems
 from bench.kernels.helix import Case, Reading
 
@@ -51,8 +55,75 @@ def test_a_wrong_pixel_is_seen() -> None:
 def test_a_reading_is_a_line() -> None:
     seconds = {"gtco": 1e-6, "onednn": 2e-6, "onnxruntime": 3e-6}
     one = Reading(Case((1, 2, 3), "cnn"), seconds, choice=2e-9)
-    assert Reading.from_json(one.to_json()) == one
+    assert Reading.from_json(json.loads(json.dumps(one.to_json()))) == one
     assert "takes 0.20% of a run" in helix.choices([one])
+
+
+class Stub:
+    """A worker, or gtco's library, that is only ended."""
+
+    made: ClassVar[list[Stub]] = []
+
+    def __init__(self, *_: Any) -> None:
+        self.ended = False
+        self.made.append(self)
+
+    def kill(self) -> None:
+        self.ended = True
+
+    close = kill
+
+
+def test_a_worker_that_fails_costs_its_case_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it all workers are new, because one may have ended or may still answer that case. A
+    run goes on where the file ends, even if its last line was cut off.
+    """
+    (tmp_path / "products.so").touch()
+    monkeypatch.setattr(Stub, "made", [])
+    for name in ("Worker", "Products"):
+        monkeypatch.setattr(helix, name, Stub)
+    monkeypatch.setattr(helix, "compile_products", lambda _: tmp_path / "products.so")
+    monkeypatch.setattr(helix.helix_picks, "choosing", lambda *_: 1e-9)
+    wanted, timed = helix.cases(sample=4), []
+
+    def read(case: Case, workers: dict[str, Any], *_: Any) -> Reading:
+        assert not any(worker.ended for worker in workers.values())
+        timed.append(case)
+        if case == wanted[1]:
+            raise WorkerError("no answer in 300 s")
+        return Reading(case, dict.fromkeys(helix.SYSTEMS, 1e-6))
+
+    monkeypatch.setattr(helix, "read", read)
+    out = tmp_path / "readings.jsonl"
+    assert helix.main(["--sample", "4", "--out", str(out)]) == 0
+    assert timed == wanted and all(stub.ended for stub in Stub.made)
+    kept = [wanted[0], *wanted[2:]]
+    assert [reading.case for reading in helix.load(out)] == kept
+    out.write_text(out.read_text()[:-9])
+    timed.clear()
+    helix.main(["--sample", "4", "--out", str(out)])
+    assert timed == [wanted[1], wanted[3]]
+    assert [reading.case for reading in helix.load(out)] == kept
+
+
+@pytest.mark.parametrize("sizes", [(4, 5, 6), (1, 3, 6, 6, 4, 3, 3, 1, 1)])
+def test_threads_of_other_copies_do_not_spin(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    made = onnxruntime.InferenceSession
+
+    def session(model: bytes, options: Any, **more: Any) -> Any:
+        asked.append(options.get_session_config_entry("session.force_spinning_stop"))
+        return made(model, options, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    job = {"sizes": sizes, "copies": 2, "threads": 1}
+    system = helix_systems.open_onnxruntime(job)
+    system.call()
+    assert asked == ["1", "1"]
 
 
 def test_large_products_count_for_those_that_are_left_out() -> None:
