@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -122,14 +123,15 @@ def readable(path: Path, folder: Path) -> Path:
     return write_model(folder / name, read_onnx(path))
 
 
-def check_library(library: Path, model: Path | None = None) -> None:
-    """Raises ``ArtifactError`` if ``library`` is not a model of gtco's, ``OptionError`` if its
-    inputs are not those of the .onnx file ``model``. Runs no code of the library.
+def check_library(library: Path, model: Path | None = None) -> dict[str, Any]:
+    """The metadata of a library. Raises ``ArtifactError`` if it is not a model of gtco's,
+    ``OptionError`` if its inputs are not those of the .onnx file ``model``. Runs no code of the
+    library.
     """
     metadata = read_metadata(library)
     check_model(library, metadata)
     if model is None:
-        return
+        return metadata
     graph = onnx.load(model, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
     wanted = [value.name for value in graph.input if value.name not in weights]
@@ -139,6 +141,7 @@ def check_library(library: Path, model: Path | None = None) -> None:
             f"--library {library} is of another model: its inputs are {', '.join(found) or 'none'},"
             f" and those of {model} {', '.join(wanted) or 'none'}"
         )
+    return metadata
 
 
 def prepare_library(library: Path, folder: Path, sizes: Shapes) -> Workload:

@@ -46,7 +46,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--precision",
         choices=GPU_PRECISIONS,
-        help="for gtco and for every engine that supports it (default fp32; on a GPU fp16)",
+        help="for gtco and for every engine that supports it (default fp32, on a GPU fp16; with "
+        "--library its own)",
     )
     parser.add_argument(
         "--target",
@@ -90,7 +91,7 @@ def main(options: argparse.Namespace) -> int:
         raise OptionError(
             f"--target is '{options.target}', and a benchmark runs here: native or cuda"
         )
-    _check_files(options)
+    _check_files(options, on_gpu)
     check_apart(options.json, options.library, *map(Path, options.models))
     run, peers, threads, about = (_on_gpu if on_gpu else _on_cpu)(options)
     results: list[suite.Result] = []
@@ -111,8 +112,10 @@ def main(options: argparse.Namespace) -> int:
     return 0 if suite.sound(results) else 1
 
 
-def _check_files(options: argparse.Namespace) -> None:
-    """Checks, before anything is compiled, that all files exist and each library is a model."""
+def _check_files(options: argparse.Namespace, on_gpu: bool) -> None:
+    """Checks, before anything is compiled, that all files exist and each library is a model that
+    can be timed so. A library of ``--library`` decides the precision.
+    """
     from gtco.bench.harness.workload import check_library
 
     if options.library and len(options.models) != 1:
@@ -121,12 +124,28 @@ def _check_files(options: argparse.Namespace) -> None:
         if model.suffix == ".so":
             if options.library:
                 raise OptionError(f"{model} is a library itself: leave out --library")
-            check_library(model)
+            _check_fits(options, on_gpu, model, check_library(model))
         elif model.suffix == ".onnx" and not model.is_file():
             raise ModelError(f"no such file: {model}")
     if options.library:
         model = Path(options.models[0])
-        check_library(options.library, model if model.suffix == ".onnx" else None)
+        metadata = check_library(options.library, model if model.suffix == ".onnx" else None)
+        _check_fits(options, on_gpu, options.library, metadata)
+        options.precision = metadata.get("precision", "fp32")
+
+
+def _check_fits(
+    options: argparse.Namespace, on_gpu: bool, library: Path, metadata: dict[str, Any]
+) -> None:
+    """Checks that a library is for what ``--target`` names and computes in ``--precision``."""
+    if ("images" in metadata) != on_gpu:
+        there, mend = ("CPU", "leave out --target") if on_gpu else ("GPU", "add --target cuda")
+        raise OptionError(f"{library} was compiled for a {there}: {mend}")
+    found = metadata.get("precision", "fp32")
+    if options.precision not in (None, found):
+        raise OptionError(
+            f"{library} computes in {found}, and --precision is {options.precision}: leave it out"
+        )
 
 
 def _chosen(

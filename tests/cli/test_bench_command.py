@@ -6,10 +6,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+from onnx import TensorProto, helper
 
 from gtco import cli
 from gtco.runtime.writing.linking import write_artifact
-from tests.bench.harness.onnx_files import one
+from tests.bench.harness.onnx_files import one, save_graph
 from tests.runtime.test_models import kernels, small_artifact
 
 
@@ -42,8 +43,9 @@ def timed(monkeypatch, tmp_path):
     from gtco.bench.harness.rounds import Comparison, Measurement
     from gtco.bench.harness.workload import Workload
 
-    def run(source, peers, *_):
+    def run(source, peers, *more):
         run.asked.append((source, tuple(peers)))
+        run.precision = more[-1]
         measured = [
             Measurement(name, error="crashed")
             if name in run.broken
@@ -90,9 +92,20 @@ def test_peers_that_are_not_installed_are_left_out_by_default_and_named(
 
 @pytest.fixture(scope="module")
 def library(kernels, tmp_path_factory):
-    """A library of gtco's with inputs x and mask, and an .onnx file with other inputs."""
+    """A library of gtco's with inputs x and mask, one in bf16, one that says it is for a GPU; an
+    .onnx file with these inputs, and one with other inputs.
+    """
     folder = tmp_path_factory.mktemp("bench")
     write_artifact(small_artifact(kernels), folder / "small.so")
+    for name, metadata in (("half", {}), ("gpu", {"images": {"sm_90a": 1}})):
+        metadata["precision"] = "fp16" if metadata else "bf16"
+        write_artifact(small_artifact(kernels, metadata=metadata), folder / f"{name}.so")
+    save_graph(
+        folder / "same.onnx",
+        [helper.make_node("Add", ["x", "mask"], ["y"])],
+        [("x", TensorProto.FLOAT, (2,)), ("mask", TensorProto.FLOAT, (2,))],
+        [("y", (2,))],
+    )
     one(folder / "other.onnx", "MatMul", [(4, 3), (3, 5)], (4, 5))
     return folder / "small.so"
 
@@ -107,17 +120,31 @@ def library(kernels, tmp_path_factory):
         ("{small} --peers onnxruntime", "is a library, which gtco alone runs"),
         ("{absent}", "absent.so"),
         ("vit-ti-16 --library {absent}", "absent.so"),
+        ("{gpu}", "gpu.so was compiled for a GPU: add --target cuda"),
+        ("{same} --library {gpu}", "gpu.so was compiled for a GPU: add --target cuda"),
+        ("{small} --target cuda", "small.so was compiled for a CPU: leave out --target"),
+        ("{half} --precision fp32", "computes in bf16, and --precision is fp32: leave it out"),
+        ("{same} --library {half} --precision fp32", "half.so computes in bf16, and --precision"),
+        ("{same} --library {small} --precision bf16", "small.so computes in fp32, and --precision"),
     ],
 )
 def test_a_library_that_cannot_be_timed_is_said_at_once(argv, said, library, monkeypatch, capsys):
     from gtco.bench.harness import suite
 
     monkeypatch.setattr(suite, "header", lambda *_: pytest.fail("it began"))
-    places = {name: library.parent / f"{name}.so" for name in ("small", "absent")}
-    given = argv.format(other=library.parent / "other.onnx", **places).split()
+    places = {n: library.parent / f"{n}.so" for n in ("small", "half", "gpu", "absent")}
+    places |= {name: library.parent / f"{name}.onnx" for name in ("same", "other")}
+    given = argv.format(**places).split()
     assert cli.main(["bench", *given]) == 1
     err = capsys.readouterr().err
     assert said in err and "internal failure" not in err
+
+
+def test_peers_compute_in_the_precision_of_the_library(library, timed):
+    for name, precision in (("half", "bf16"), ("small", "fp32")):
+        given = [str(library.parent / "same.onnx"), "--library", str(library.parent / f"{name}.so")]
+        assert cli.main(["bench", *given, "--peers", "openvino"]) == 0
+        assert timed.precision == precision
 
 
 def test_a_library_is_timed_without_its_model(library, capsys):
