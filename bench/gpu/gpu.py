@@ -46,7 +46,7 @@ from gtco.support.options import GPU_PRECISIONS, LAUNCHES
 from ..harness.machine import describe
 from ..harness.process import child_environment
 from ..harness.rounds import Comparison, Contender, compare
-from ..harness.suite import console
+from ..harness.suite import console, write_value
 from . import kernel_times as kernels
 from .kernels import KERNELS
 from .peers import GRAPH, REFERENCE, WORKER, cuda_torch, ways
@@ -154,7 +154,7 @@ def measure(options: argparse.Namespace) -> int:
     def keep() -> None:  # after each: a long run keeps what it has
         if options.json:
             options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(report, indent=1, default=str))
+            write_value(options.json, report)
 
     table = _table("us a call, by the device's events", "kernel", "gtco", "torch over gtco's")
     for one in kernels.measure(options.folder, options.rounds):

@@ -5,7 +5,6 @@ writes its results after each.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 from gtco.cli.arguments import new_file, positive
 
-from .suite import available_threads, header
+from .suite import available_threads, header, write_value
 
 Row = TypeVar("Row")
 
@@ -35,7 +34,7 @@ def parser(
 
 
 def write_rows(file: Path, rows: Sequence[Any]) -> None:
-    file.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    write_value(file, [asdict(row) for row in rows])
 
 
 def every_model(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -257,8 +258,23 @@ def write_report(path: Path, threads: int, rounds: int, found: Mapping[str, Any]
     completely or not at all; then a ``GtcoError`` says why.
     """
     about = {"machine": machine.describe(threads), "rounds": rounds}
-    text = json.dumps({**about, **found}, indent=1)
+    write_value(path, {**about, **found})
+
+
+def write_value(path: Path, value: Any) -> None:
+    """Writes a value as JSON, completely or not at all: a kill or a full disk leaves the file that
+    was there, with what an earlier call kept. Numbers that JSON does not have become null.
+    """
+    text = json.dumps(_finite(value), indent=1, allow_nan=False)
     write_whole(path, (text + "\n").encode())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def sound(results: Sequence[Result]) -> bool:

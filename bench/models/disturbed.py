@@ -21,7 +21,6 @@ same rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -42,6 +41,7 @@ from gtco.cli.arguments import new_file
 from ..harness import machine
 from ..harness.process import Worker, WorkerError
 from ..harness.rounds import OPEN_TIMEOUT, WORKER, calls_per_round
+from ..harness.suite import write_report
 from ..harness.workload import candidates, prepare
 
 SPINNING = "import os, sys; os.sched_setaffinity(0, eval(sys.argv[1]))\nwhile True: pass"
@@ -189,14 +189,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:24} failed: {reason}")
     if options.json:
         report = {
-            "machine": machine.describe(options.threads),
             "seconds": {
                 name: {place: [asdict(r) for r in readings] for place, readings in by_place.items()}
                 for name, by_place in seen.items()
             },
             "errors": failed,
         }
-        options.json.write_text(json.dumps(report, indent=1))
+        write_report(options.json, options.threads, options.rounds, report)
     return 0
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -36,6 +35,7 @@ from gtco.support.sizes import Range, dim_text
 from ..harness import machine
 from ..harness.build import Build, build
 from ..harness.rounds import Comparison, Contender, compare
+from ..harness.suite import write_report
 from ..harness.workload import make_inputs
 
 STATIC, OPEN = "static", "open"
@@ -149,8 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ModelError(f"no such file: {model}")
             reports.append(measure(model, folder, dims, shapes, options))
         if options.json:  # what a later model's failure leaves
-            found = {"machine": machine.describe(options.threads), "models": reports}
-            options.json.write_text(json.dumps(found, indent=1))
+            write_report(options.json, options.threads, options.rounds, {"models": reports})
     if len(reports) > 1:
         show(summary(reports, options.peers))
     return 0 if all(report["sound"] for report in reports) else 1

@@ -15,7 +15,6 @@ verdict of ``gtco quantize`` on a model that is trained.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,11 +27,10 @@ from gtco.cli.arguments import positive
 from gtco.cli.console import say, status
 from gtco.support.errors import BuildError, ModelError
 
-from ..harness import machine
 from ..harness.by_model import every_model, parser
 from ..harness.quantizers import QUANTIZERS, installed, made, quantize
 from ..harness.rounds import Comparison, Contender, compare
-from ..harness.suite import QUANTIZED, console
+from ..harness.suite import QUANTIZED, console, write_report
 from ..harness.workload import candidates, prepare
 
 MODELS = (
@@ -88,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     for system, quantizer in OWN.items():
         if not installed(quantizer):
             say(f"note: {system} is timed only on files that are there: pip install {quantizer}")
-    rows = every_model(options, shown, partial(keep, options.threads))
+    rows = every_model(options, shown, partial(keep, options))
     if len(rows) > 1:
         show(rows)
     for name, values in (
@@ -100,10 +98,10 @@ def main(argv: Sequence[str]) -> int:
     return int(any(row.disagrees for row in rows))
 
 
-def keep(threads: int, file: Path, rows: Sequence[Row]) -> None:
+def keep(options: argparse.Namespace, file: Path, rows: Sequence[Row]) -> None:
     """Writes the rows so far, and the machine on which they were read."""
-    found = {"machine": machine.describe(threads), "models": [asdict(row) for row in rows]}
-    file.write_text(json.dumps(found, indent=1))
+    found = {"models": [asdict(row) for row in rows]}
+    write_report(file, options.threads, options.rounds, found)
 
 
 def shown(name: str, options: argparse.Namespace) -> list[Row]:

@@ -10,7 +10,6 @@ through Python.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -27,6 +26,8 @@ from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.writing.linking import write_artifact
 from gtco.support.environment import c_compiler
+
+from ..harness.suite import write_value
 
 KERNEL = """
 #include <stdint.h>
@@ -114,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
                 )
             )
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1))
+        write_value(options.json, report)
 
 
 if __name__ == "__main__":

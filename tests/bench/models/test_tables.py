@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 
@@ -9,14 +10,15 @@ import pytest
 from rich.console import Console
 
 from bench import __main__ as entry
-from bench.harness import ahead, suite
+from bench.harness import ahead, by_model, suite
 from bench.harness.peers import OPENERS, SETTINGS
 from bench.harness.rounds import Comparison, Measurement
 from bench.harness.workload import check_peers
 from bench.models import readme
 from bench.models.end_to_end import summary
+from bench.models.int8 import Row
 from bench.models.names import FIVE
-from gtco.support.errors import OptionError
+from gtco.support.errors import BuildError, OptionError
 
 
 def result(workload, ours=0.010, ort=0.012, **changes):
@@ -64,6 +66,31 @@ def test_json_holds_machine_versions_and_raw_rounds(workload, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
     with pytest.raises(OptionError, match="does not exist"):
         suite.write_json(tmp_path / "no" / "r.json", [], 2, 5)
+
+
+def test_what_was_kept_stays_until_the_next_file_is_whole(tmp_path, monkeypatch):
+    """A kill or a full disk ends the writing of a row."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    file = tmp_path / "rows.json"
+    row = Row("m", "gtco", {"gtco": float("nan")}, {}, 1.0, None)
+    by_model.write_rows(file, [row])
+    kept = file.read_text()
+    assert json.loads(kept)[0]["milliseconds"] == {"gtco": None} and "NaN" not in kept
+    monkeypatch.setattr("gtco.runtime.publish._flush", full)
+    with pytest.raises(BuildError, match="cannot write"):
+        by_model.write_rows(file, [row, row])
+    assert file.read_text() == kept
+
+
+def test_no_benchmark_writes_its_rows_in_place(root):
+    """Those that keep what they have after each model write a whole file."""
+    names = ("int8", "dynamic", "disturbed", "runtime_overhead")
+    files = [root / "bench" / "models" / f"{name}.py" for name in names]
+    for file in (*files, root / "bench" / "gpu" / "gpu.py"):
+        assert "options.json.write_text" not in file.read_text(), file
 
 
 def test_a_failing_or_wrong_gtco_is_not_sound(workload):
