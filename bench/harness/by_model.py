@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gtco.cli.arguments import new_file, positive
+from gtco.cli.console import say
+from gtco.support.errors import GtcoError
 
 from .suite import available_threads, header, write_value
+from .workload import check_models
 
 Row = TypeVar("Row")
 
@@ -41,14 +44,38 @@ def every_model(
     options: argparse.Namespace,
     measure: Callable[[str, argparse.Namespace], Iterable[Row]],
     keep: Callable[[Path, Sequence[Row]], None] = write_rows,
-) -> list[Row]:
-    """The rows of all models. After each model the rows so far are written to the file of
-    ``--json``, so that a long run that ends early has kept them.
+    check: Callable[[Sequence[str], Path], None] = check_models,
+) -> tuple[list[Row], list[str]]:
+    """The rows of all models, and the names of those that failed: a ``GtcoError`` is said and costs
+    one model. After each model the rows so far are written to the file of ``--json``, so that a
+    long run that ends early has kept them.
+
+    Raises ``GtcoError`` if no model has a row. ``check`` raises before anything is measured if one
+    of the names is wrong.
     """
+    names = options.models.split(",")
+    check(names, options.folder)
     header(options.threads)
     rows: list[Row] = []
-    for name in options.models.split(","):
-        rows += measure(name, options)
+    failed: list[str] = []
+    for name in names:
+        try:
+            rows += measure(name, options)
+        except GtcoError as error:
+            if len(names) == 1:
+                raise
+            say(f"{name} failed: {error}")
+            failed.append(name)
+            continue
         if getattr(options, "json", None):
             keep(options.json, rows)
-    return rows
+    if failed and not rows:
+        raise GtcoError("no model could be measured")
+    return rows, failed
+
+
+def ended(failed: Sequence[str], sound: bool = True) -> int:
+    """The exit status. Names the models that failed, because their reasons stand far above."""
+    if failed:
+        say(f"not measured: {', '.join(failed)}")
+    return 0 if sound and not failed else 1

@@ -28,6 +28,7 @@ from gtco.support.errors import ModelError, OptionError
 from gtco.support.onnx_messages import is_utf8
 from gtco.support.sizes import flags
 
+from ..models.names import WIDER
 from .build import Build, build
 from .flops import count_flops
 from .peers import NEEDS_MODEL, SETTINGS, peer_of
@@ -164,6 +165,40 @@ def prepare_library(library: Path, folder: Path, sizes: Shapes) -> Workload:
     return Workload(library.stem, None, None, inputs, built, flops, notes, precision)
 
 
+def check_models(names: Sequence[str], folder: Path) -> None:
+    """Raises ``ModelError`` for a name that is neither a file's nor a model's. Files that are
+    exported in ``folder`` already need no torch, which alone knows the models.
+    """
+    asked = [
+        name
+        for name in names
+        if Path(name).suffix not in (".onnx", ".so")
+        and name not in WIDER
+        and not (folder / f"{name}.onnx").exists()
+    ]
+    if not asked:
+        return
+    done = _ran("gtco.models", "list")
+    known = {line.split()[0] for line in done.splitlines()[1:]}
+    if unknown := [name for name in asked if name not in known]:
+        raise ModelError(
+            f"unknown model {', '.join(unknown)}: python -m gtco.models list has the names"
+        )
+
+
+def _ran(module: str, *arguments: str) -> str:
+    """What a module prints in a process of its own, because it imports torch. Raises ``ModelError``
+    with the last line of its errors.
+    """
+    done = subprocess.run(
+        [*python(module), *arguments], env=child_environment(), capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        raise ModelError(reason.removeprefix("error: "))
+    return done.stdout
+
+
 def export(name: str, folder: Path, progress: Progress = lambda text: None) -> Path:
     """The ONNX file of a named model. ``python -m bench.models.wide`` exports it if it does not
     exist.
@@ -171,15 +206,10 @@ def export(name: str, folder: Path, progress: Progress = lambda text: None) -> P
     path = folder / f"{name}.onnx"
     if not path.exists():
         progress(f"export {name}")
-        done = subprocess.run(
-            [*python("gtco.bench.models.wide"), name, str(path)],
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            reason = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-            raise ModelError(f"cannot export {name}: {reason.removeprefix('error: ')}")
+        try:
+            _ran("gtco.bench.models.wide", name, str(path))
+        except ModelError as error:
+            raise ModelError(f"cannot export {name}: {error}") from None
     return path
 
 

@@ -33,14 +33,14 @@ from gtco.machine.target import Machine
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.policy import Policy
 from gtco.search.recorded import RecordedPolicy
-from gtco.support.errors import OptionError
+from gtco.support.errors import BuildError, OptionError
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.space import Decision, Option, Pick
 from gtco.tensor.stage import Stage
 
-from ..harness.by_model import every_model, parser
-from ..harness.rounds import Contender, compare
-from ..harness.suite import console
+from ..harness.by_model import ended, every_model, parser
+from ..harness.rounds import Contender, Measurement, compare
+from ..harness.suite import console, judge, tolerance
 from ..harness.workload import candidates, prepare
 
 P = TypeVar("P", bound=AnalyticPolicy)
@@ -178,21 +178,22 @@ def main(argv: Sequence[str]) -> int:
         raise OptionError(
             f"unknown variant {', '.join(unknown)}: choose from {', '.join(VARIANTS)}"
         )
-    rows = every_model(options, measure)
+    rows, failed = every_model(options, measure)
     output = console()
     output.print(table(rows))
     for row in rows:
         if row.error:
             output.print(f"  {row.model} without {row.variant}: {row.error}", markup=False)
-    return 1 if any(row.error for row in rows) else 0
+    return ended(failed, not any(row.error for row in rows))
 
 
 def measure(model: str, options: argparse.Namespace) -> list[Row]:
     """Measures one model without each of the techniques, side by side."""
     names: Sequence[str] = options.variants.split(",")
     work = prepare(model, options.folder, options.threads)
-    found, _ = candidates(work, ["onnxruntime"], options.threads)
-    whole, peer = found
+    if work.build.error:
+        raise BuildError(f"{model} cannot be compiled: {work.build.error}")
+    (whole, peer), _ = candidates(work, ["onnxruntime"], options.threads)
     rivals, made = [], {}
     for name in names:
         library = options.folder / f"{model}-without-{name}.so"
@@ -201,7 +202,15 @@ def measure(model: str, options: argparse.Namespace) -> list[Row]:
                 work.onnx, library, threads=options.threads, cache=False
             )
         rivals.append(Contender(name, {**whole.job, "library": str(library)}))
-    seen = compare([whole, *rivals, peer], options.rounds)
+    seen = compare(
+        [whole, *rivals, peer], options.rounds, tolerance=tolerance(work), judge=judge(work)
+    )
+
+    def wrong(one: Measurement) -> str:
+        if one.error or one.disagrees:
+            return str(one.error or one.disagrees)
+        return "" if one.difference is not None else f"not compared: {seen[peer.name].error}"
+
     return [
         Row(
             model,
@@ -210,7 +219,7 @@ def measure(model: str, options: argparse.Namespace) -> list[Row]:
             1e3 * seen[WHOLE].median,
             1e3 * made[name].predicted_seconds,
             len(made[name].stages),
-            seen[name].error or seen[name].disagrees or "",
+            wrong(seen[name]),
         )
         for name in names
     ]

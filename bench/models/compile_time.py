@@ -24,7 +24,7 @@ from rich.table import Table
 from gtco.support.options import EFFORTS
 
 from ..harness.build import Tuning, build
-from ..harness.by_model import every_model, parser
+from ..harness.by_model import ended, every_model, parser
 from ..harness.process import Worker, WorkerError
 from ..harness.rounds import OPEN_TIMEOUT, WORKER
 from ..harness.suite import console, write_report
@@ -54,13 +54,13 @@ def main(argv: Sequence[str]) -> int:
         found = {"rows": [asdict(row) for row in rows]}
         write_report(file, options.threads, 1, found)
 
-    rows = every_model(options, measure, report)
+    rows, failed = every_model(options, measure, report)
     output = console()
     output.print(table(rows))
     for row in rows:
         if row.error:
             output.print(f"  {row.model}, {row.system} failed: {row.error}", markup=False)
-    return 1 if any(row.error for row in rows) else 0
+    return ended(failed, not any(row.error for row in rows))
 
 
 def measure(source: str, options: argparse.Namespace) -> list[Row]:

@@ -31,9 +31,11 @@ from gtco.cli.console import say, show
 from gtco.cli.tables import Table
 from gtco.support.errors import GtcoError, ModelError, OptionError
 from gtco.support.sizes import Range, dim_text
+from gtco.verification.outputs import OutputJudge
 
 from ..harness import machine
 from ..harness.build import Build, build
+from ..harness.peers import load_inputs
 from ..harness.rounds import Comparison, Contender, compare
 from ..harness.suite import write_report
 from ..harness.workload import make_inputs
@@ -109,7 +111,7 @@ def timed(model: Path, inputs: Path, libraries: Mapping[str, str], options: Any)
         for name, library in libraries.items()
     ]
     chosen += [Contender(peer, {**job, "system": peer}) for peer in options.peers]
-    return compare(chosen, options.rounds)
+    return compare(chosen, options.rounds, judge=OutputJudge(model, load_inputs(job)))
 
 
 def compiled(model: Path, library: Path, threads: int, **sizes: Any) -> Build:

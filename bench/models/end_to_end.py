@@ -23,11 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from gtco.cli.arguments import new_file, positive
-from gtco.support.errors import OptionError
+from gtco.cli.console import say
+from gtco.support.errors import GtcoError, OptionError
 from gtco.support.options import EFFORTS, PRECISIONS
 
 from ..harness import ahead
 from ..harness.build import Tuning
+from ..harness.by_model import ended
 from ..harness.peers import SETTINGS, peer_of
 from ..harness.suite import (
     Result,
@@ -39,7 +41,7 @@ from ..harness.suite import (
     sound,
     write_json,
 )
-from ..harness.workload import check_peers
+from ..harness.workload import check_models, check_peers
 from .names import FIVE, SUITES, WIDER
 
 
@@ -48,27 +50,35 @@ def main(argv: Sequence[str]) -> int:
     output = console()
     peers = check_peers(options.peers)
     tunings = tunings_of(options)
-    results: list[Result] = []
-    header(options.threads)
     named = options.models.split(",") if options.models else SUITES[options.suite]
+    check_models(named, options.folder)
+    results: list[Result] = []
+    failed: list[str] = []
+    header(options.threads)
     for name in named:
-        results.append(
-            run_model(
-                name,
-                peers,
-                options.folder,
-                options.threads,
-                options.rounds,
-                None,
-                precision=options.precision,
-                tunings=tunings,
+        try:
+            results.append(
+                run_model(
+                    name,
+                    peers,
+                    options.folder,
+                    options.threads,
+                    options.rounds,
+                    None,
+                    precision=options.precision,
+                    tunings=tunings,
+                )
             )
-        )
+        except GtcoError as error:
+            say(f"{name} failed: {error}")
+            failed.append(name)
+            continue
         show(results[-1])
         if options.json:  # after each: a long run keeps what it has
             write_json(options.json, results, options.threads, options.rounds)
-    summary(results, peers, output)
-    return 0 if sound(results) else 1
+    if results:
+        summary(results, peers, output)
+    return ended(failed, sound(results))
 
 
 def tunings_of(options: argparse.Namespace) -> list[Tuning]:

@@ -27,10 +27,10 @@ from gtco.cli.arguments import positive
 from gtco.cli.console import say, status
 from gtco.support.errors import BuildError, ModelError
 
-from ..harness.by_model import every_model, parser
+from ..harness.by_model import ended, every_model, parser
 from ..harness.quantizers import QUANTIZERS, installed, made, quantize
 from ..harness.rounds import Comparison, Contender, compare
-from ..harness.suite import QUANTIZED, console, write_report
+from ..harness.suite import QUANTIZED, console, judge, write_report
 from ..harness.workload import candidates, prepare
 
 MODELS = (
@@ -72,11 +72,11 @@ class Row:
         return self.milliseconds["gtco:fp32"] / self.milliseconds["gtco"]
 
     @property
-    def best(self) -> tuple[float, str]:
-        """The best peer's time over gtco's, and its name."""
+    def best(self) -> tuple[float, str] | None:
+        """The best peer's time over gtco's, and its name; None if no peer ran."""
+        ours = self.milliseconds["gtco"]
         peers = [(t, name) for name, t in self.milliseconds.items() if not name.startswith("gtco")]
-        time, name = min(peers)
-        return time / self.milliseconds["gtco"], name
+        return min(((time / ours, name) for time, name in peers), default=None)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,16 +86,17 @@ def main(argv: Sequence[str]) -> int:
     for system, quantizer in OWN.items():
         if not installed(quantizer):
             say(f"note: {system} is timed only on files that are there: pip install {quantizer}")
-    rows = every_model(options, shown, partial(keep, options))
+    rows, failed = every_model(options, shown, partial(keep, options))
     if len(rows) > 1:
         show(rows)
     for name, values in (
         ("fp32 / int8", [row.gain for row in rows]),
-        ("best peer / gtco", [row.best[0] for row in rows]),
+        ("best peer / gtco", [row.best[0] for row in rows if row.best]),
     ):
-        mean, least = statistics.geometric_mean(values), min(values)
-        say(f"{name}: geometric mean {mean:.3f}, least {least:.3f}, over {len(rows)} models")
-    return int(any(row.disagrees for row in rows))
+        if values:
+            mean, least = statistics.geometric_mean(values), min(values)
+            say(f"{name}: geometric mean {mean:.3f}, least {least:.3f}, over {len(values)} models")
+    return ended(failed, not any(row.disagrees for row in rows))
 
 
 def keep(options: argparse.Namespace, file: Path, rows: Sequence[Row]) -> None:
@@ -145,6 +146,7 @@ def measure(name: str, options: argparse.Namespace) -> Row:
             options.rounds,
             tolerance=QUANTIZED,
             truth=FLOAT,
+            judge=judge(work),
             progress=lambda text: update(f"{name}: {text}"),
         )
     sizes = [Path(built.library).stat().st_size for built in (work.build, floats.build)]
@@ -170,12 +172,11 @@ def show(rows: Sequence[Row]) -> None:
     for heading in (*systems, *headings):
         table.add_column(heading, justify="right")
     for row in rows:
-        ratio, peer = row.best
         table.add_row(
             row.model,
             *(f"{row.milliseconds[s]:.2f}" if s in row.milliseconds else "-" for s in systems),
             f"{row.gain:.2f}",
-            f"{ratio:.2f} {peer}",
+            f"{row.best[0]:.2f} {row.best[1]}" if row.best else "-",
             f"{row.size:.2f}",
             *(f"{row.losses[s]:.1%}" if s in row.losses else "-" for s in LOSSES),
             "-" if row.difference is None else f"{row.difference:.1e}",

@@ -38,7 +38,7 @@ def section(run: Mapping[str, Any]) -> str:
             model["model"],
             *(f"{times[s]:.2f}" if s in times else "-" for s in TITLES),
             f"{gain(model):.2f}",
-            f"{best(model):.2f}",
+            "-" if (ratio := best(model)) is None else f"{ratio:.2f}",
             f"{model['size']:.2f}",
             *(f"{lost[s]:.1%}" if s in lost else "-" for s in LOSSES),
         ]
@@ -51,10 +51,11 @@ def gain(model: Mapping[str, Any]) -> float:
     return float(model["milliseconds"]["gtco:fp32"] / model["milliseconds"]["gtco"])
 
 
-def best(model: Mapping[str, Any]) -> float:
-    """The best peer's time over gtco's."""
+def best(model: Mapping[str, Any]) -> float | None:
+    """The best peer's time over gtco's; None if no peer ran."""
     times = model["milliseconds"]
-    return float(min(t for s, t in times.items() if not s.startswith("gtco")) / times["gtco"])
+    peers = [t for s, t in times.items() if not s.startswith("gtco")]
+    return float(min(peers) / times["gtco"]) if peers else None
 
 
 def _about(run: Mapping[str, Any], quantizer: str) -> str:
@@ -72,7 +73,9 @@ def _about(run: Mapping[str, Any], quantizer: str) -> str:
 def _means(models: Sequence[Mapping[str, Any]]) -> str:
     told = []
     for what, ratio in (("fp32 / int8", gain), ("best peer / gtco", best)):
-        found = {model["model"]: ratio(model) for model in models}
+        found = {m["model"]: value for m in models if (value := ratio(m)) is not None}
+        if not found:
+            continue
         least = min(found, key=lambda name: found[name])
         mean = statistics.geometric_mean(found.values())
         told.append(

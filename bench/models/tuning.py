@@ -19,11 +19,12 @@ from rich.table import Table
 
 from gtco.cli.arguments import positive
 from gtco.compiler import compile_to_file
+from gtco.support.errors import BuildError
 from gtco.support.options import EFFORTS
 
-from ..harness.by_model import every_model, parser
+from ..harness.by_model import ended, every_model, parser
 from ..harness.rounds import Contender, compare
-from ..harness.suite import console
+from ..harness.suite import console, judge, tolerance
 from ..harness.workload import candidates, check_peers, prepare
 from .names import MODELS
 
@@ -65,11 +66,11 @@ class Row:
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     check_peers(options.peers)  # before anything is compiled
-    rows = every_model(options, shown)
+    rows, failed = every_model(options, shown)
     if len(rows) > 1:
         show(rows)
     console().print(f"gain, geometric mean: {statistics.geometric_mean(r.gain for r in rows):.3f}")
-    return 0 if all(row.agrees for row in rows) else 1
+    return ended(failed, all(row.agrees for row in rows))
 
 
 def shown(name: str, options: argparse.Namespace) -> list[Row]:
@@ -82,13 +83,20 @@ def shown(name: str, options: argparse.Namespace) -> list[Row]:
 def measure(name: str, options: argparse.Namespace) -> Row:
     folder: Path = options.folder
     work = prepare(name, folder, options.threads)
+    if work.build.error:
+        raise BuildError(f"{name} cannot be compiled: {work.build.error}")
     library = folder / f"{name}-{options.effort}.so"
     report = compile_to_file(
         work.onnx, library, threads=options.threads, tune=options.effort, cache=False
     )
     found, _ = candidates(work, check_peers(options.peers), options.threads)
     tuned = Contender(TUNED, {**found[0].job, "library": str(library)})
-    seen = compare([found[0], tuned, *found[1:]], options.rounds)
+    seen = compare(
+        [found[0], tuned, *found[1:]], options.rounds, tolerance=tolerance(work), judge=judge(work)
+    )
+    for own in (seen["gtco"], seen[TUNED]):
+        if own.error:
+            raise BuildError(f"{own.system} could not run {name}: {own.error}")
     timed = [m for m in seen.measurements if m.rounds and m.system not in ("gtco", TUNED)]
     best = min(timed, key=lambda m: m.median, default=None)
     results = report.tuning
@@ -104,7 +112,7 @@ def measure(name: str, options: argparse.Namespace) -> Row:
         1e3 * sum(r["occurrences"] * r["seconds"] for r in results),
         best.system if best else "",
         1e3 * best.median if best else 0.0,
-        not any(m.disagrees or m.error for m in seen.measurements[:2]),
+        not any(m.disagrees for m in seen.measurements[:2]),
     )
 
 

@@ -37,7 +37,7 @@ from gtco.tuning.result import StageResult
 from gtco.tuning.trial import Trial
 from gtco.tuning.tune import tune
 
-from ..harness.by_model import every_model, parser
+from ..harness.by_model import ended, every_model, parser
 from ..harness.suite import console
 from ..harness.workload import export
 
@@ -67,8 +67,9 @@ class Row:
 
 
 def main(argv: Sequence[str]) -> int:
-    show(every_model(_parser().parse_args(argv), measure))
-    return 0
+    rows, failed = every_model(_parser().parse_args(argv), measure)
+    show(rows)
+    return ended(failed)
 
 
 def measure(name: str, options: argparse.Namespace) -> list[Row]:

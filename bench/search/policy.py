@@ -37,7 +37,7 @@ from gtco.search.records.records import Record, Records, circumstances
 from gtco.search.records.standing import relative
 from gtco.support.options import Tune
 
-from ..harness.by_model import every_model, parser
+from ..harness.by_model import ended, every_model, parser
 from ..harness.readings import load
 from ..harness.suite import console
 from ..harness.workload import export
@@ -70,8 +70,9 @@ def main(argv: Sequence[str]) -> int:
         for file in options.readings:
             carried.show(file, carried.priced_stages(load(file)))
         return 0
-    show(every_model(options, measure))
-    return 0
+    rows, failed = every_model(options, measure)
+    show(rows)
+    return ended(failed)
 
 
 def measure(name: str, options: argparse.Namespace) -> list[Row]:

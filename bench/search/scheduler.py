@@ -26,7 +26,7 @@ from rich.table import Table
 from gtco.cli.arguments import positive
 from gtco.search.scheduler import Task, allot
 
-from ..harness.by_model import every_model, parser
+from ..harness.by_model import ended, every_model, parser
 from ..harness.suite import console
 from ..harness.workload import export
 from ..models.names import MODELS
@@ -283,8 +283,9 @@ def measure(name: str, options: argparse.Namespace) -> list[Readings]:
 
 
 def main(argv: Sequence[str]) -> int:
-    show(every_model(_parser().parse_args(argv), replayed))
-    return 0
+    rows, failed = every_model(_parser().parse_args(argv), replayed)
+    show(rows)
+    return ended(failed)
 
 
 def replayed(name: str, options: argparse.Namespace) -> list[Row]:

@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -35,7 +36,7 @@ from gtco.support.options import Tune
 from gtco.tuning.result import StageResult
 from gtco.tuning.tune import heaviest, tune
 
-from ..harness.by_model import every_model, parser
+from ..harness.by_model import ended, every_model, parser
 from ..harness.suite import console
 from .metaschedule import Found, Search, Task, beside
 from .tvm_kernels import Program
@@ -221,14 +222,16 @@ def tried(records: Iterable[Record], results: Sequence[StageResult]) -> list[Tri
 
 # measuring ----------------------------------------------------------------------------------------
 def main(argv: Sequence[str]) -> int:
-    options = _parser().parse_args(argv)
-    if unknown := [name for name in options.models.split(",") if name not in SUBGRAPHS]:
-        known = ", ".join(SUBGRAPHS)
-        raise OptionError(f"unknown subgraph {', '.join(unknown)}: choose from {known}")
-    rows = every_model(options, shown)
+    rows, failed = every_model(_parser().parse_args(argv), shown, check=check)
     if len(rows) > 1:
         show(rows)
-    return 1 if any(row.wrong for row in rows) else 0
+    return ended(failed, not any(row.wrong for row in rows))
+
+
+def check(names: Sequence[str], _: Path) -> None:
+    if unknown := [name for name in names if name not in SUBGRAPHS]:
+        known = ", ".join(SUBGRAPHS)
+        raise OptionError(f"unknown subgraph {', '.join(unknown)}: choose from {known}")
 
 
 def shown(name: str, options: argparse.Namespace) -> list[Row]:
@@ -254,12 +257,13 @@ def measure(name: str, options: argparse.Namespace) -> Row:
             results = tune(
                 [made], policy, workers, threads=options.threads, effort=effort, records=records
             )
-            ours = tried(records.all(), results)
+            kept = records.all()
         seconds = time.monotonic() - begin
     for note in made.notes:
         console().print(f"{name}: {note}", highlight=False, markup=False)
     if len(results) < len(chosen):
         raise OptionError(f"{name}: {options.trials} trials are too few to measure every stage")
+    ours = tried(kept, results)
     tasks = [
         Task(r.stage, r.occurrences, firsts[r.stage.key], r.first_seconds) for r in results
     ]

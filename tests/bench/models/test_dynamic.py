@@ -15,6 +15,7 @@ from bench.harness.rounds import Comparison, Measurement
 from bench.models import dynamic
 from gtco.support.errors import OptionError
 from gtco.support.sizes import Range
+from gtco.verification.outputs import OutputJudge
 
 
 def test_drawn_shapes_are_different_and_have_the_ends() -> None:
@@ -68,7 +69,8 @@ def test_ratios_and_what_failed(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "m.onnx"
     )
 
-    def compare(chosen: Any, rounds: int) -> Comparison:
+    def compare(chosen: Any, rounds: int, judge: OutputJudge) -> Comparison:
+        assert judge.model == tmp_path / "m.onnx" and judge.inputs["x"].shape == (3, 8)
         return Comparison(
             tuple(
                 Measurement(one.name, "1", ((TIMES[one.name],),) * rounds)

@@ -14,7 +14,7 @@ from bench.harness import quantizers, suite
 from bench.harness.agreement import losses
 from bench.harness.build import Build
 from bench.harness.workload import Workload
-from bench.models import readme
+from bench.models import int8, int8_table, readme
 from bench.models.int8 import Row
 from gtco.support.errors import ModelError
 
@@ -65,6 +65,29 @@ def test_the_best_peer_is_the_fastest_on_any_file():
     times = {"gtco": 2.0, "gtco:fp32": 5.0, "onnxruntime": 4.0, "openvino": 3.5}
     row = Row("m", "gtco", {**times, "openvino:nncf": 3.0}, {}, 0.27, 0.01)
     assert row.gain == 2.5 and row.best == (1.5, "openvino:nncf")
+
+
+def test_a_row_without_a_peer_is_shown_and_not_counted(monkeypatch, capsys, tmp_path):
+    """As where neither is installed, or neither runs the file."""
+    alone = Row("a", "gtco", {"gtco": 2.0, "gtco:fp32": 5.0}, {"openvino": "crashed"}, 0.3, None)
+    beside = replace(alone, model="b", milliseconds={**alone.milliseconds, "openvino": 3.0})
+    assert alone.best is None
+    rows = {row.model: row for row in (alone, beside)}
+    monkeypatch.setattr(int8, "measure", lambda name, _: rows[name])
+    (tmp_path / "a.onnx").touch()
+    (tmp_path / "b.onnx").touch()
+    assert int8.main(["--models", "a", "--folder", str(tmp_path)]) == 0
+    assert "best peer / gtco: " not in capsys.readouterr().out
+    assert int8.main(["--models", "a,b", "--folder", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "fp32 / int8: geometric mean 2.500, least 2.500, over 2 models" in said
+    assert "best peer / gtco: geometric mean 1.500, least 1.500, over 1 models" in said
+    about = {"cpu": "C", "cores": 2, "threads": 2, "date": "2026-01-02T03:04:05", "versions": {}}
+    text = int8_table.section({"machine": about, "models": [asdict(alone), asdict(beside)]})
+    assert "| a | 2.00 | 5.00 | - | - | - | 2.50 | - | 0.30 |" in text
+    assert "best peer / gtco: 1.50 in the geometric mean of 1 models" in " ".join(text.split())
+    text = int8_table.section({"machine": about, "models": [asdict(alone)]})
+    assert "least a 2.50." in text and "best peer / gtco:" not in text
 
 
 def test_a_loss_is_relative_to_the_outputs_of_the_float_model():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,12 +109,14 @@ def _record(stage: Stage, number: int, outcome: Outcome, ratio: float | None) ->
     return Record.of(stage, pick, "", outcome, (seconds, ratio, 0.0))
 
 
+def _result(stage: Stage, seconds: float) -> StageResult:
+    pick: Any = Pick(None, _config(0), 1.0)  # type: ignore[arg-type]
+    return StageResult(stage, (1,), pick, pick, history=[seconds, seconds])
+
+
 def test_trials_of_gtco_are_its_first_picks_then_each_candidate_once() -> None:
     stages = [_product(rows) for rows in (3, 4)]
-    results = []
-    for stage, first in zip(stages, (2.0, 10.0), strict=True):
-        pick: Any = Pick(None, _config(0), 1.0)  # type: ignore[arg-type]
-        results.append(StageResult(stage, (1,), pick, pick, history=[first, first]))
+    results = list(map(_result, stages, (2.0, 10.0)))
     a, b = stages
     records = [
         _record(a, 0, "beaten", 1.0),
@@ -133,6 +137,29 @@ def test_trials_of_gtco_are_its_first_picks_then_each_candidate_once() -> None:
 def test_a_subgraph_that_there_is_not() -> None:
     with pytest.raises(OptionError, match="vit-mha, vit-encoder"):
         trials.main(["--models", "vit-mha,bert"])
+
+
+def test_a_stage_of_which_nothing_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its builds failed, so it has records and no result."""
+    a, b = (_result(_product(rows), 1.0) for rows in (3, 4))
+    made = SimpleNamespace(kernels={}, notes=["b: no candidate could be built"])
+    stubs = {
+        "subgraph": (None, None),
+        "stages_of": (SimpleNamespace(target=None, choose=None), []),
+        "cpu_target": SimpleNamespace(lanes=8),
+        "Workers": nullcontext(),
+        "generate": made,
+        "heavy": ([a, b], 1.0),
+        "restricted": made,
+        "keyed": [],
+        "Records": nullcontext(SimpleNamespace(all=lambda: [_record(b.stage, 1, "failed", None)])),
+        "tune": [a],
+    }
+    for name, found in stubs.items():
+        monkeypatch.setattr(trials, name, lambda *_, found=found, **__: found)
+    options = argparse.Namespace(threads=1, trials=4, stages=2)
+    with pytest.raises(OptionError, match="4 trials are too few to measure every stage"):
+        trials.measure("small", options)
 
 
 # TVM's programs -----------------------------------------------------------------------------------
