@@ -208,16 +208,22 @@ class _Contest:
             self._peak.ask(OPEN_TIMEOUT, do="read")  # the first call calibrates and builds
             self._peak.stop()
         except WorkerError as error:
-            self.peak_error = str(error)
+            self._end_peak(error)
 
     def read_peak(self) -> None:
-        if self._peak is None or self.peak_error is not None:
+        if self._peak is None:
             return
         try:
             self.peaks.append(float(self._peak.ask(do="read")["value"]))
             self._peak.stop()
         except WorkerError as error:
-            self.peak_error = str(error)
+            self._end_peak(error)
+
+    def _end_peak(self, error: WorkerError) -> None:
+        """Ends the worker, which may still be measuring on all cores."""
+        assert self._peak is not None
+        self._peak.kill()
+        self._peak, self.peak_error = None, str(error)
 
     def round(self, number: int) -> None:
         turn = number % max(1, len(self._names))

@@ -43,7 +43,11 @@ def open_fake(job):
             print("out of luck", file=sys.stderr, flush=True)
             os._exit(3)
         time.sleep(job["seconds"])
-    return System("1.0", call, lambda: [np.array(job.get("output", [1.0, -2.0]))])
+    def outputs():
+        if job.get("fails_at_outputs"):
+            raise ValueError(job["fails_at_outputs"])
+        return [np.array(job.get("output", [1.0, -2.0]))]
+    return System("1.0", call, outputs)
 
 worker.WAKING = 0.0  # one call is thrown away
 worker.serve({"fake": open_fake, "gtco": open_fake})
@@ -224,6 +228,17 @@ def test_the_peak_is_read_between_rounds(fake):
     failing = compare_quickly([fake("a")], rounds=1, peak=fake("peak", fails_at_open="no kernel"))
     assert failing.peak is None and "no kernel" in failing.peak_error
     assert len(failing["a"].rounds) == 1
+
+
+def test_a_worker_without_a_peak_disturbs_no_round(fake):
+    """One that did not answer in time would go on measuring beside the systems."""
+    peak = fake("peak", ticks=True, fails_at_outputs="no kernel")
+    result = compare_quickly([fake("a", 0.05)], rounds=2, peak=peak)
+    assert result.peak is None and "no kernel" in result.peak_error
+    seen = events(fake.log)
+    calls = [at for at, name, what in seen if name == "a" and what == "call"]
+    ticks = [at for at, name, what in seen if name == "peak" and what == "tick"]
+    assert ticks and ticks[-1] < calls[-8]
 
 
 def test_calls_fill_the_budget_within_bounds():
