@@ -21,6 +21,7 @@ same rounds.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import statistics
@@ -37,12 +38,13 @@ from typing import Any
 import psutil
 
 from gtco.cli.arguments import new_file
+from gtco.support.errors import BuildError
 
 from ..harness import machine
 from ..harness.process import Worker, WorkerError
 from ..harness.rounds import OPEN_TIMEOUT, WORKER, calls_per_round
 from ..harness.suite import write_report
-from ..harness.workload import candidates, prepare
+from ..harness.workload import candidates, check_peers, prepare
 
 SPINNING = "import os, sys; os.sched_setaffinity(0, eval(sys.argv[1]))\nwhile True: pass"
 PLACES = ("held", "free")
@@ -111,10 +113,27 @@ def time_all(
         before = mean_call(name)
         began, had = time.perf_counter(), cpu_seconds(other.pid)
         other.send_signal(signal.SIGCONT)
-        during = mean_call(name)
-        other.send_signal(signal.SIGSTOP)
+        try:
+            during = mean_call(name)
+        finally:
+            other.send_signal(signal.SIGSTOP)
         taken = (cpu_seconds(other.pid) - had) / (time.perf_counter() - began)
         return Disturbed(before, during, mean_call(name), taken)
+
+    def turn(name: str, others: dict[str, subprocess.Popen[bytes]]) -> None:
+        workers[name].ask(do="warm", seconds=1.0)
+        for place, other in others.items():
+            for _ in range(REPEATS):
+                seen[name][place].append(disturbed(name, other))
+                if seen[name][place][-1].steady:
+                    break
+        workers[name].stop()
+
+    def fail(name: str, error: WorkerError) -> None:
+        """Ends the worker, whose threads may still run beside the others."""
+        errors[name] = str(error)
+        seen.pop(name, None)
+        workers.pop(name).kill()
 
     try:
         for name, job in jobs.items():
@@ -126,17 +145,14 @@ def time_all(
                 seen[name] = {place: [] for place in PLACES}
                 workers[name].stop()
             except WorkerError as error:
-                errors[name] = str(error)
+                fail(name, error)
         with spinning({max(allowed)}) as held, spinning(allowed) as free:
             for _ in range(rounds):
-                for name in seen:
-                    workers[name].ask(do="warm", seconds=1.0)
-                    for place, other in zip(PLACES, (held, free), strict=True):
-                        for _ in range(REPEATS):
-                            seen[name][place].append(disturbed(name, other))
-                            if seen[name][place][-1].steady:
-                                break
-                    workers[name].stop()
+                for name in list(seen):
+                    try:
+                        turn(name, {"held": held, "free": free})
+                    except WorkerError as error:
+                        fail(name, error)
     finally:
         for worker in workers.values():
             worker.kill()
@@ -156,7 +172,8 @@ def line(name: str, by_place: dict[str, list[Disturbed]], cores: int) -> str:
             cells.append(f"{'-':>13}")
             continue
         multiple = statistics.median(r.multiple for r in steady)
-        possible = cores / (cores - statistics.median(r.taken for r in steady))
+        left = cores - statistics.median(r.taken for r in steady)
+        possible = cores / left if left > 0 else math.inf
         cells.append(f"{f'{multiple:.2f} ({possible:.2f})':>13}")
     unsteady = sum(not r.steady for r in readings)
     return f"{name:24} {quiet * 1e3:10.2f}   {'   '.join(cells)}   {unsteady} of {len(readings)}"
@@ -173,12 +190,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--library", type=Path, nargs="+", default=[])
     parser.add_argument("--json", type=new_file)
     options = parser.parse_args(arguments)
+    check_peers(",".join(options.peers))  # before anything is compiled
     with tempfile.TemporaryDirectory() as folder:
         workload = prepare(options.source, Path(folder), options.threads)
         chosen, skipped = candidates(workload, options.peers, options.threads)
         jobs = {candidate.name: dict(candidate.job) for candidate in chosen}
         for path in options.library:
-            jobs[path.stem] = {**jobs["gtco"], "library": str(path.resolve())}
+            if "gtco" in skipped:
+                raise BuildError(f"{options.source} cannot be compiled: {skipped['gtco']}")
+            name = str(path) if path.stem in jobs else path.stem
+            jobs[name] = {**jobs["gtco"], "library": str(path.resolve())}
         seen, errors = time_all(jobs, options.rounds, os.sched_getaffinity(0))
     print(f"{machine.cpu_model()}, {options.threads} threads, {options.source}")
     print(f"{'':24} quiet [ms]   spinning held   spinning free   unsteady")
@@ -196,7 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
             "errors": failed,
         }
         write_report(options.json, options.threads, options.rounds, report)
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
