@@ -7,12 +7,13 @@ Each case is one layer with its bias and ReLU. Inside a model, a layer's input a
 engine likes them, so a case is spelled twice, channels first and channels last (with transposes
 that an engine of that layout drops), and each system counts with the spelling that suits it; a stem
 reads the image as models are given it, channels first, in both. "% of peak" is of what all threads
-sustain.
+sustain. The command fails where gtco's output differs from ONNX Runtime's.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +25,12 @@ from gtco.cli.arguments import new_file
 from gtco.search.calibration.peak import machine_peak
 from gtco.support.options import PRECISIONS
 
+from ..harness.agreement import largest_difference
 from ..harness.peers import openvino_settings
 from ..harness.single import Stages, fastest, model, onnxruntime_seconds, profiled
-from ..harness.suite import available_threads, header, write_report
+from ..harness.suite import TOLERANCES, available_threads, header, write_report
 
+Arrays = Mapping[str, np.ndarray]
 WORST = 5  # rows that are named at the end
 
 
@@ -157,42 +160,61 @@ def with_constants(made: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def openvino_seconds(made: onnx.ModelProto, threads: int, precision: str = "fp32") -> float:
+def openvino_seconds(
+    made: onnx.ModelProto, arrays: Arrays, threads: int, precision: str = "fp32"
+) -> float:
     import openvino
 
     settings = openvino_settings(threads, precision)
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(made.SerializeToString()), "CPU", settings)
     request = compiled.create_infer_request()
-    arrays = [np.ones(list(i.shape), np.float32) for i in compiled.inputs]
-    return fastest(lambda: request.infer(arrays, share_inputs=True, share_outputs=True))
+    given = [arrays[i.any_name] for i in compiled.inputs]
+    return fastest(lambda: request.infer(given, share_inputs=True, share_outputs=True))
 
 
 def arrays_of(made: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {
-        i.name: np.ones([d.dim_value for d in i.type.tensor_type.shape.dim], np.float32)
-        for i in made.graph.input
-    }
+    """Seeded inputs of the case."""
+    rng = np.random.default_rng(2)
+    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in made.graph.input}
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
-def gtco_stages(made: onnx.ModelProto, threads: int, precision: str = "fp32") -> Stages:
+def gtco_run(
+    made: onnx.ModelProto, arrays: Arrays, threads: int, precision: str = "fp32"
+) -> tuple[Stages, np.ndarray]:
+    """The stages of gtco's fastest run, and the output."""
     with gtco.compile_model(made, threads=threads, precision=precision) as runtime:
-        return profiled(runtime, arrays_of(made))
+        return profiled(runtime, arrays), runtime.run(arrays)["y"]
 
 
 def run(case: Conv | Product, threads: int, precision: str) -> dict[str, Any]:
-    """Seconds of each system with the form that suits it, and gtco's kernels."""
-    models = case.models()
-    found = [gtco_stages(m, threads, precision) for m in models]
-    every = [[(operators, t) for operators, _, t in stages] for stages in found]
+    """Seconds of each system with the form that suits it, gtco's kernels, and the largest
+    difference between the outputs of gtco and of ONNX Runtime.
+    """
+    every, peers, differences = [], [], []
+    for made in case.models():
+        arrays = arrays_of(made)
+        stages, output = gtco_run(made, arrays, threads, precision)
+        every.append([(operators, t) for operators, _, t in stages])
+        seconds, wanted = onnxruntime_seconds(made, arrays, threads)
+        peers.append((seconds, openvino_seconds(made, arrays, threads, precision)))
+        differences.append(largest_difference([output], [wanted])[0])
     kernels = min(every, key=lambda stages: sum(t for _, t in stages))
     return {
         "flops": case.flops,
         "seconds": sum(t for _, t in kernels),
         "kernels": kernels,
-        "onnxruntime": min(onnxruntime_seconds(m, arrays_of(m), threads)[0] for m in models),
-        "openvino": min(openvino_seconds(m, threads, precision) for m in models),
+        "onnxruntime": min(seconds for seconds, _ in peers),
+        "openvino": min(seconds for _, seconds in peers),
+        "difference": max(differences),
     }
+
+
+def differs(found: Mapping[str, Any], precision: str) -> str:
+    """What a row says of an output that is off by more than the tolerance; else empty."""
+    off = found["difference"]
+    return f"  DIFFERS by {off:.1e}" if off > TOLERANCES[precision] else ""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -221,16 +243,17 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"{name:32}{r['seconds'] * 1e6:10.1f}{rate / 1e9:9.1f}{rate / peak:8.0%}"
             f"{r['onnxruntime'] / r['seconds']:7.2f}{r['openvino'] / r['seconds']:7.2f}  "
-            + ", ".join(f"{label[:40]} {t * 1e6:.0f}" for label, t in r["kernels"]),
+            + ", ".join(f"{label[:40]} {t * 1e6:.0f}" for label, t in r["kernels"])
+            + differs(r, args.precision),
             flush=True,
         )
+        if args.json:  # after each: a long run keeps what it has
+            kept = {"precision": args.precision, "peak": peak, "cases": results}
+            write_report(args.json, args.threads, 1, kept)
     ratios = {n: min(r["onnxruntime"], r["openvino"]) / r["seconds"] for n, r in results.items()}
     worst = sorted(ratios, key=ratios.__getitem__)[:WORST]
     print("Least ahead of the better peer: " + ", ".join(f"{n} {ratios[n]:.2f}" for n in worst))
-    if args.json:
-        found = {"precision": args.precision, "peak": peak, "cases": results}
-        write_report(args.json, args.threads, 1, found)
-    return 0
+    return 1 if any(differs(r, args.precision) for r in results.values()) else 0
 
 
 if __name__ == "__main__":

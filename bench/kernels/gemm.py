@@ -5,7 +5,7 @@
 The shapes are those of vision transformers' layers. The time is of the kernel that multiplies;
 rounding its input, which inside a model is part of the kernel before, is named beside it where it
 is a kernel of its own. "OV" is OpenVINO's time over gtco's, in the same precision, both with all
-that a lone product needs.
+that a lone product needs. The command fails where gtco's output is not the product.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 
 from gtco.cli.arguments import new_file, positive
@@ -22,9 +23,10 @@ from gtco.search.calibration.peak import machine_peak
 from gtco.support.errors import OptionError
 from gtco.support.options import PRECISIONS
 
+from ..harness.agreement import largest_difference
 from ..harness.single import model
 from ..harness.suite import available_threads, header, write_report
-from .convolutions import gtco_stages, openvino_seconds, with_constants
+from .convolutions import arrays_of, differs, gtco_run, openvino_seconds, with_constants
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,21 @@ CASES = {
 
 
 def run(case: Dense, precision: str, threads: int) -> dict[str, Any]:
-    """Seconds of the product's kernel, of all kernels, and of OpenVINO."""
+    """Seconds of the product's kernel, of all kernels, and of OpenVINO; and the largest difference
+    between gtco's output and the product in float64.
+    """
     made = case.model()
-    stages = gtco_stages(made, threads, precision)
+    arrays = arrays_of(made)
+    stages, output = gtco_run(made, arrays, threads, precision)
+    weights = onnx.numpy_helper.to_array(made.graph.initializer[0])
+    exact = arrays["x"].astype(np.float64) @ weights
     product = [seconds for operators, _, seconds in stages if "matmul" in operators.split("+")]
     return {
         "flops": case.flops,
         "seconds": sum(product),
         "kernels": [(operators, seconds) for operators, _, seconds in stages],
-        "openvino": openvino_seconds(made, threads, precision),
+        "openvino": openvino_seconds(made, arrays, threads, precision),
+        "difference": largest_difference([output], [exact])[0],
     }
 
 
@@ -112,10 +120,11 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{'m x k x n':40}{'':6}{'us':>10}{'GFLOP/s':>9}{'% peak':>8}{'OV':>7}  other kernels")
     for name, found in results.items():
         for precision, r in found.items():
-            print(line(f"{name:40}{precision:6}", r, peaks[precision]))
+            print(line(f"{name:40}{precision:6}", r, peaks[precision]) + differs(r, precision))
     if args.json:
         write_report(args.json, args.threads, 1, {"peaks": peaks, "cases": results})
-    return 0
+    wrong = [name for name, found in results.items() for p, r in found.items() if differs(r, p)]
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
