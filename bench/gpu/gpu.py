@@ -13,10 +13,11 @@ each system lives in a process of its own, all but one stopped (``bench/harness/
 and outputs stay on the device; a call ends when the device has done its work. A library with the
 persistent kernel is timed launched as a graph too (``gtco:graph``). Peers run in float16: torch
 eager, torch.compile (``max-autotune`` with CUDA graphs, and ``reduce-overhead``), ONNX Runtime's
-CUDA provider where it is installed. Outputs are held against torch eager in float32. For gtco the
-time of each stage is kept too. Last, compute-sanitizer watches the kernels and ViT-Ti at batch 1,
-where it is to be had (``pip install nvidia-cuda-sanitizer-api``, a wheel that can be carried
-along).
+CUDA provider where it is installed, without and with a CUDA graph. Outputs are held against torch
+eager in float32; where they differ by more than the tolerance, float64 decides. For gtco the time
+of each stage is kept too. Last, compute-sanitizer watches the kernels and ViT-Ti at batch 1, where
+it is to be had (``pip install nvidia-cuda-sanitizer-api``, a wheel that can be carried along). The
+status is 1 if a kernel or a model of gtco's fails or is wrong, or compute-sanitizer finds a fault.
 
 ``policy`` needs no GPU: it compares the prices with kernels that one has timed
 (``bench/gpu/policy.py``).
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from rich.console import Console
 from rich.table import Table
 
@@ -42,21 +44,27 @@ from gtco.codegen.processes import python
 from gtco.machine.gpu import gpu_target
 from gtco.support.errors import BuildError, GtcoError, OptionError
 from gtco.support.options import GPU_PRECISIONS, LAUNCHES
+from gtco.verification.outputs import OutputJudge, Verdict
 
+from ..harness.agreement import Judge, Outputs
 from ..harness.machine import describe
+from ..harness.peers import peer_of
 from ..harness.process import child_environment
 from ..harness.rounds import Comparison, Contender, compare
 from ..harness.suite import console, write_value
 from . import kernel_times as kernels
 from .kernels import KERNELS
-from .peers import GRAPH, REFERENCE, WORKER, cuda_torch, ways
+from .peers import GRAPH, REFERENCE, WORKER, arrays, cuda_torch, ways
 
 MODELS = (
     "vit-ti-16,vit-s-16,vit-base-16,vit-large-16,swin-t,dinov2-s-14,segformer-b0,"
     "detr-resnet50-e3,detr-resnet50-e6,detr-resnet50-e12,setr-naive-base,setr-naive,setr-pup,"
     "vit-huge-14"
 )
-PEERS = ("torch", "torch-compile", "torch-compile:reduce-overhead", "onnxruntime")
+PEERS = (
+    *("torch", "torch-compile", "torch-compile:reduce-overhead"),
+    *("onnxruntime", "onnxruntime:cuda-graph"),
+)
 WATCHED = "vit-ti-16.b1"  # by compute-sanitizer, beside the kernels: a whole model, one kernel
 STAGES_TIMEOUT = 120.0  # seconds
 READINGS = Path(__file__).parent / "readings" / "h200.jsonl.gz"
@@ -166,7 +174,37 @@ def measure(options: argparse.Namespace) -> int:
     if options.sanitizer:
         report["compute-sanitizer"] = _watched(options.folder, output)
         keep()
-    return 0
+    return 0 if _sound(report) else 1
+
+
+def _sound(report: Mapping[str, Any]) -> bool:
+    """True if gtco ran every kernel and model, all are right, and compute-sanitizer, if it was
+    there, has found nothing.
+    """
+    models = report["models"].values()
+    own = [s for model in models for s in model["systems"] if peer_of(s["system"]) == "gtco"]
+    watched = report.get("compute-sanitizer", {})
+    seen = () if isinstance(watched, str) else watched.values()
+    return not (
+        any("error" in one or one["wrong"] for one in report["kernels"])
+        or any("error" in model["job"] for model in models)
+        or any(system["error"] or system["disagrees"] for system in own)
+        # a fault stands below the summary
+        or any("\n" in said for by_tool in seen for said in by_tool.values())
+    )
+
+
+def _judge(job: Mapping[str, Any]) -> Judge:
+    """Float64, which reads the model and its inputs where it is asked."""
+
+    def judge(actual: Outputs, expected: Outputs, reference: str) -> Verdict:
+        graph = onnx.load(job["onnx"], load_external_data=False).graph
+        weights = {tensor.name for tensor in graph.initializer}
+        names = [value.name for value in graph.input if value.name not in weights]
+        inputs = dict(zip(names, arrays(job), strict=True))
+        return OutputJudge(Path(job["onnx"]), inputs, job["precision"])(actual, expected, reference)
+
+    return judge
 
 
 def _measure_models(
@@ -190,6 +228,7 @@ def _measure_models(
             options.rounds,
             reference=REFERENCE,
             tolerance=TOLERANCE,
+            judge=_judge(job),
             progress=lambda text, stem=stem: output.print(f"{stem}: {text}", style="dim"),  # type: ignore[misc]
         )
         report[stem] = entry = {"job": job, "systems": [asdict(m) for m in found.measurements]}

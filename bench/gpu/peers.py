@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime",),
 }
 REFERENCE, HOST_REFERENCE, GRAPH = "torch:float32", "onnxruntime:cpu", "gtco:graph"
+TYPES = {  # of ONNX Runtime's outputs
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+}
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # of torch, by precision
 
 
@@ -149,7 +155,18 @@ def _compiled(job: Job, mode: str) -> System:
 
 
 def open_onnxruntime(job: Job) -> System:
-    """The CUDA provider, in float16 unless float32 is asked for."""
+    return _on_cuda(job, {})
+
+
+def open_onnxruntime_cuda_graph(job: Job) -> System:
+    """All kernels of a call in one CUDA graph, as its documentation recommends for fixed shapes."""
+    return _on_cuda(job, {"enable_cuda_graph": "1"})
+
+
+def _on_cuda(job: Job, options: Mapping[str, str]) -> System:
+    """The CUDA provider, in float16 unless float32 is asked for. Then it has no TF32, as the
+    reference and gtco have none.
+    """
     try:
         import onnxruntime as ort
     except ImportError:
@@ -158,14 +175,19 @@ def open_onnxruntime(job: Job) -> System:
         ort.preload_dlls()
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         raise OptionError("this onnxruntime has no CUDA provider: pip install onnxruntime-gpu")
-    return bound(job, "CUDAExecutionProvider", "cuda")
+    exact = {"use_tf32": "0"} if job["precision"] == "fp32" else {}
+    return bound(job, "CUDAExecutionProvider", "cuda", {**options, **exact})
 
 
-def bound(job: Job, provider: str, device: str) -> System:
-    """A provider of ONNX Runtime with inputs and outputs bound to its device."""
+def bound(
+    job: Job, provider: str, device: str, options: Mapping[str, str] = MappingProxyType({})
+) -> System:
+    """A provider of ONNX Runtime with these options, and with inputs and outputs bound to its
+    device. A CUDA graph has outputs that stay where they are.
+    """
     import onnxruntime as ort
 
-    session = ort.InferenceSession(_onnx(job), providers=[provider])
+    session = ort.InferenceSession(_onnx(job), providers=[(provider, dict(options))])
     if provider not in session.get_providers():
         raise OptionError(f"onnxruntime's {provider} does not start")
     binding = session.io_binding()
@@ -173,7 +195,13 @@ def bound(job: Job, provider: str, device: str) -> System:
         cast = array.astype(np.float16) if spec.type == "tensor(float16)" else array
         binding.bind_ortvalue_input(spec.name, ort.OrtValue.ortvalue_from_numpy(cast, device, 0))
     for spec in session.get_outputs():
-        binding.bind_output(spec.name, device)
+        if "enable_cuda_graph" in options:
+            place = ort.OrtValue.ortvalue_from_shape_and_type(
+                spec.shape, TYPES[spec.type], device, 0
+            )
+            binding.bind_ortvalue_output(spec.name, place)
+        else:
+            binding.bind_output(spec.name, device)
 
     def call() -> None:
         session.run_with_iobinding(binding)
@@ -210,6 +238,7 @@ OPENERS: dict[str, Opener] = {
     "torch-compile": open_torch_compile,
     "torch-compile:reduce-overhead": open_torch_compile_reduce_overhead,
     "onnxruntime": open_onnxruntime,
+    "onnxruntime:cuda-graph": open_onnxruntime_cuda_graph,
 }
 
 

@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench import __main__ as bench
 from bench.gpu import gpu
+from bench.gpu import peers as gpu_peers
 from bench.harness.rounds import Comparison, Measurement
 from gtco.support.errors import UnsupportedError
+from tests.bench.harness.onnx_files import one
 
 
 def test_measuring_needs_a_gpu_and_says_so(
@@ -84,7 +87,7 @@ def test_each_model_is_kept_before_its_stages_are_timed(
     order: list[Any] = []
     timed = Measurement("gtco", rounds=((0.002,), (0.002,)))
 
-    def compare(candidates: Any, *_: Any, **__: Any) -> Comparison:
+    def compare(candidates: Any, *_: Any, judge: Any, **__: Any) -> Comparison:
         stem = Path(candidates[0].job["library"]).stem
         order.append(stem)
         others = (Measurement(c.name, error="not here") for c in candidates if c.name != "gtco")
@@ -105,7 +108,7 @@ def test_each_model_is_kept_before_its_stages_are_timed(
     monkeypatch.setattr(gpu, "ways", lambda library: ["gtco"])
     monkeypatch.setattr(gpu.subprocess, "run", inspected)
     arguments = ["gpu", "measure", "--folder", str(tmp_path), "--json", str(report)]
-    assert bench.main([*arguments, "--no-sanitizer"]) == 0
+    assert bench.main([*arguments, "--no-sanitizer"]) == 1
     models = json.loads(report.read_text())["models"]
     assert list(models) == ["big.b1", "small.b1", "faulty.b1", "a.b8", "b.b8"]
     assert order == [
@@ -117,6 +120,58 @@ def test_each_model_is_kept_before_its_stages_are_timed(
     assert models["b.b8"]["stages"]["error"] == "error: no device"
     assert "a.b8.so is not there" in models["a.b8"]["job"]["error"]
     assert "stages" not in models["a.b8"] and "stages" not in models["faulty.b1"]
+
+
+def test_what_is_wrong_ends_with_status_1() -> None:
+    kernel = {"kernel": "gelu", "wrong": False}
+    gtco, peer = ({"system": s, "error": None, "disagrees": None} for s in ("gtco", "torch"))
+
+    def sound(one: Any = kernel, own: Any = gtco, other: Any = peer, said: Any = "0 errors") -> Any:
+        models = {"vit": {"job": {}, "systems": [own, other]}}
+        watched = {"compute-sanitizer": {"vit": {"memcheck": said}}}
+        return gpu._sound({"kernels": [one], "models": models, **watched})
+
+    assert sound() and sound(other={**peer, "error": "no CUDA provider"})
+    assert gpu._sound({"kernels": [], "models": {}, "compute-sanitizer": "not there"})
+    assert not sound(one={**kernel, "wrong": True}) and not sound(one={"error": "a fault"})
+    assert not sound(own={**gtco, "system": "gtco:graph", "disagrees": "off by 1"})
+    assert not sound(own={**gtco, "error": "a fault"}) and not sound(said="1 error\nat 0x0")
+    failed = {"vit": {"job": {"error": "no kernel"}, "systems": [peer]}}
+    assert not gpu._sound({"kernels": [], "models": failed})
+
+
+def test_float64_decides_about_models(tmp_path: Path) -> None:
+    """The inputs were written without their names."""
+    path = one(tmp_path / "m.onnx", "Sub", [(2, 3), (2, 3)], (2, 3))
+    a, b = np.ones((2, 3), np.float32), np.full((2, 3), 5, np.float32)
+    np.savez(tmp_path / "in.npz", a, b)
+    job = {"onnx": str(path), "inputs": str(tmp_path / "in.npz"), "precision": "fp16"}
+    assert gpu._judge(job)([a - b], [a + b], "torch:float32").right
+    assert not gpu._judge(job)([a + b], [a - b], "torch:float32").right
+
+
+def test_onnxruntime_has_a_cuda_graph_and_no_tf32_in_fp32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(gpu_peers, "bound", lambda _, *more: asked.append(more[-1]))
+    for system in gpu.PEERS[-2:]:
+        for precision in ("fp32", "fp16"):
+            gpu_peers.OPENERS[system]({"precision": precision})
+    graph = {"enable_cuda_graph": "1"}
+    assert asked == [{"use_tf32": "0"}, {}, {**graph, "use_tf32": "0"}, graph]
+
+
+def test_the_outputs_of_a_cuda_graph_stay_where_they_are(tmp_path: Path) -> None:
+    """The CPU's provider takes the place of CUDA's, which alone has graphs."""
+    path = one(tmp_path / "m.onnx", "Sub", [(2, 3), (2, 3)], (2, 3))
+    np.savez(tmp_path / "in.npz", np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32))
+    job = {"onnx": str(path), "inputs": str(tmp_path / "in.npz"), "precision": "fp32"}
+    graph = {"enable_cuda_graph": "1"}
+    system = gpu_peers.bound(job, "CPUExecutionProvider", "cpu", graph)
+    system.call()
+    assert (system.outputs()[0] == 1).all()
 
 
 def test_prices_hold_beside_what_a_gpu_timed(

@@ -239,7 +239,7 @@ def test_a_whole_measurement_is_kept(
     monkeypatch.setattr(times, "sanitized", sanitized)
     report = tmp_path / "all.json"
     arguments = ["gpu", "measure", "--folder", str(tmp_path), "--json", str(report)]
-    assert bench.main(arguments) == 0
+    assert bench.main(arguments) == 1
     shown = capsys.readouterr().out
     assert "joined" in shown and "2.50" in shown and "a fault" in shown
     kept = report.read_text()
