@@ -46,6 +46,7 @@ from gtco.support.errors import BuildError, GtcoError, OptionError
 from gtco.support.options import GPU_PRECISIONS, LAUNCHES
 from gtco.verification.outputs import OutputJudge, Verdict
 
+from ..harness import kept
 from ..harness.agreement import Judge, Outputs
 from ..harness.machine import describe
 from ..harness.peers import peer_of
@@ -142,9 +143,10 @@ def _export(name: str, batch: int, stem: Path) -> None:
     module = create(name).eval()
     for suffix, dtype in (("", torch.float32), (".half", torch.float16)):
         path = stem.with_name(f"{stem.name}{suffix}.onnx")
-        if not path.exists():
+        if not kept.current(path, kept.exporters()):
             cast = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
             export_onnx(module.to(dtype), tuple(cast), path)
+            kept.note(path, kept.exporters())
 
 
 # ---- with one ------------------------------------------------------------------------------------

@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from gtco.driver.cache.key import own_digest
 from gtco.support.errors import ModelError
+from gtco.support.version import installed as package_version
 
+from . import kept
 from .workload import make_inputs
 
 Samples = Sequence[Mapping[str, np.ndarray]]
@@ -94,15 +97,22 @@ def made(quantizer: str, model: Path, folder: Path) -> Path:
 
 
 def quantize(quantizer: str, model: Path, count: int, folder: Path) -> Path:
-    """The file of ``quantizer`` for ``model``, made of ``count`` samples; kept in ``folder``.
-    Raises ``ModelError`` with the quantizer's own words if it fails.
+    """The file of ``quantizer`` for ``model``, made of ``count`` samples; kept in ``folder`` until
+    the model, the number or the quantizer's version is another one. Where the quantizer is not
+    installed, the file that is there is taken, whatever made it. Raises ``ModelError`` with the
+    quantizer's own words if it fails.
     """
     file = made(quantizer, model, folder)
-    if not file.exists():
+    if file.exists() and not installed(quantizer):
+        return file
+    version = own_digest() if quantizer == "gtco" else package_version(quantizer)
+    about = {"model": kept.digest(model), "samples": count, "version": version}
+    if not kept.current(file, about):
         part = file.with_suffix(".part.onnx")
         try:
             QUANTIZERS[quantizer](model, samples(model, count), part)
             part.replace(file)
+            kept.note(file, about)
         except Exception as error:  # of whatever kind the quantizer raises
             raise ModelError(f"{quantizer} cannot quantize {model}: {error}") from error
         finally:

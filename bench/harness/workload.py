@@ -29,6 +29,7 @@ from gtco.support.onnx_messages import is_utf8
 from gtco.support.sizes import flags
 
 from ..models.names import WIDER
+from . import kept
 from .build import Build, build
 from .flops import count_flops
 from .peers import NEEDS_MODEL, SETTINGS, peer_of
@@ -201,15 +202,16 @@ def _ran(module: str, *arguments: str) -> str:
 
 def export(name: str, folder: Path, progress: Progress = lambda text: None) -> Path:
     """The ONNX file of a named model. ``python -m bench.models.wide`` exports it if it does not
-    exist.
+    exist or was exported with other versions. Without torch the file that is there is taken.
     """
-    path = folder / f"{name}.onnx"
-    if not path.exists():
+    path, about = folder / f"{name}.onnx", kept.exporters()
+    if not (path.exists() and about["torch"] is None) and not kept.current(path, about):
         progress(f"export {name}")
         try:
             _ran("gtco.bench.models.wide", name, str(path))
         except ModelError as error:
             raise ModelError(f"cannot export {name}: {error}") from None
+        kept.note(path, about)
     return path
 
 

@@ -6,7 +6,9 @@
 gtco, ONNX Runtime and OpenVINO run the file of ``--quantizer``. ONNX Runtime also runs the file of
 its own quantizer (``onnxruntime:own``), and OpenVINO that of NNCF (``openvino:nncf``), which need
 not quantize the same operators. The best of the four counts as the best peer. ``gtco:fp32`` is the
-float model. A quantizer whose package is not installed is left out, and a note says so.
+float model. The files lie in the folder of ``--folder`` and are made anew where the model, the
+number of samples or the quantizer's version has changed. Of a quantizer whose package is not
+installed a file that lies there is taken; without one it is left out, and a note says so.
 
 Weights are random, so this is about speed alone: what a quantized model loses is told by the
 verdict of ``gtco quantize`` on a model that is trained.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bench import __main__ as bench
 from bench.gpu import gpu
@@ -51,6 +52,28 @@ def test_what_cannot_be_compiled_is_kept_with_its_reason(
     job = json.loads((tmp_path / "vit-ti-16.b8.json").read_text())
     assert job["error"] == "no kernel for Loop" and job["batch"] == 8
     assert capsys.readouterr().out.splitlines()[0] == "vit-ti-16.b1: ready"
+
+
+def test_models_are_exported_again_with_other_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def exported(module: Any, inputs: Any, path: Path) -> None:
+        made.append(path.name)
+        path.touch()
+
+    monkeypatch.setattr("gtco.models.create", lambda _: torch.nn.Linear(2, 2))
+    monkeypatch.setattr("gtco.models.example_inputs", lambda *_: (torch.zeros(1, 2),))
+    monkeypatch.setattr("gtco.models.export_onnx", exported)
+    (tmp_path / "vit.b1.onnx").touch()
+    both = ["vit.b1.onnx", "vit.b1.half.onnx"]
+    for version, expected in (("1", both), ("1", []), ("2", both)):
+        monkeypatch.setattr(gpu.kept, "installed", lambda _, version=version: version)
+        gpu._export("vit", 1, tmp_path / "vit.b1")
+        assert made == expected
+        made.clear()
+    assert not list(tmp_path.glob("*.b*.json"))  # those are the jobs
 
 
 def test_a_target_that_is_none_is_refused_before_anything_is_exported(

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from onnx import TensorProto, helper
 
+from bench.harness import kept, workload
 from bench.harness.build import MemoryWatch, build
 from bench.harness.workload import (
     make_inputs,
@@ -48,6 +50,28 @@ def test_preparing_a_bad_source_is_a_clear_error(tmp_path):
         prepare("absent.onnx", tmp_path, 1)
     with pytest.raises(ModelError, match="unknown model 'vit-giant'"):
         prepare("vit-giant", tmp_path, 1)
+
+
+def test_a_model_is_exported_again_with_other_versions(tmp_path, monkeypatch):
+    """And a file that lies there without a note; without torch it is taken as it is."""
+    ran = []
+
+    def exported(module, name, path):
+        ran.append(name)
+        Path(path).write_bytes(b"an export")
+
+    monkeypatch.setattr(workload, "_ran", exported)
+    (tmp_path / "vit.onnx").write_bytes(b"an older one")
+    versions = {"torch": None}
+    monkeypatch.setattr(kept, "installed", lambda name: versions.get(name, "1"))
+    assert workload.export("vit", tmp_path).read_bytes() == b"an older one"
+    versions["torch"] = "2.1"
+    for _ in range(2):
+        assert workload.export("vit", tmp_path).read_bytes() == b"an export"
+    assert ran == ["vit"]
+    versions["transformers"] = "5"
+    workload.export("vit", tmp_path)
+    assert ran == ["vit"] * 2
 
 
 def test_a_failed_build_is_a_result_with_its_reason(tmp_path):

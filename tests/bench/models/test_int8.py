@@ -43,6 +43,44 @@ def test_a_quantized_file_is_made_once(model, tmp_path, monkeypatch):
     assert quantizers.quantize("onnxruntime", model, 2, tmp_path) == made
 
 
+@pytest.mark.parametrize("what", ["samples", "version", "model", "note", "gtco"])
+def test_a_quantized_file_is_made_anew_where_what_made_it_is_another(
+    what, model, tmp_path, monkeypatch
+):
+    ran = []
+
+    def copy(source, data, part):
+        ran.append(len(data))
+        part.write_bytes(source.read_bytes())
+
+    name = "gtco" if what == "gtco" else "onnxruntime"
+    monkeypatch.setitem(quantizers.QUANTIZERS, name, copy)
+    made = [quantizers.quantize(name, model, 2, tmp_path) for _ in range(2)]
+    assert ran == [2] and made[0] == made[1]
+    match what:
+        case "version":
+            monkeypatch.setattr(quantizers, "package_version", lambda _: "another")
+        case "gtco":  # its files say more than its version
+            monkeypatch.setattr(quantizers, "own_digest", lambda: "another")
+        case "model":
+            graph = onnx.load(model)
+            graph.doc_string = "another"
+            onnx.save(graph, model)
+        case "note":
+            made[0].with_name(f"{made[0].name}.made").unlink()
+    again = [quantizers.quantize(name, model, 3 if what == "samples" else 2, tmp_path)] * 2
+    assert len(ran) == 2 and again == made
+    assert made[0].read_bytes() == model.read_bytes()
+
+
+def test_a_file_of_a_quantizer_that_is_not_installed_is_taken(model, tmp_path, monkeypatch):
+    made = tmp_path / "m.nncf-int8.onnx"
+    made.write_bytes(b"from another machine")
+    monkeypatch.setattr(quantizers, "installed", lambda _: False)
+    assert quantizers.quantize("nncf", model, 2, tmp_path) == made
+    assert made.read_bytes() == b"from another machine"
+
+
 def test_engines_may_differ_by_steps_on_a_quantized_file(model, tmp_path):
     work = Workload("m", model, None, tmp_path / "x.npz", Build("m.so", 0.0, 0), None)
     assert suite.tolerance(work) == suite.TOLERANCES["fp32"]
