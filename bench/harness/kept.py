@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gtco.support.version import __version__, installed
 
-About = Mapping[str, str | int | None]
+About = Mapping[str, object]
 
 
 def exporters() -> About:
