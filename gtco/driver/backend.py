@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from gtco.driver.linking.launching import Launching
     from gtco.graph.graph import Graph
 
-MOST_ELEMENTS = 1 << 31  # kernels for GPUs index tensors of fewer elements
+# Kernels for GPUs index tensors of fewer elements, and number as many threads as whole blocks have.
+MOST_ELEMENTS = (1 << 31) - 1024
 
 
 class Backend(ABC):
@@ -256,7 +257,7 @@ class GpuBackend(Backend):
             if kind.size >= MOST_ELEMENTS:
                 raise ShapeError(
                     f"the tensor '{name}' ({kind}) has {kind.size / 1e9:.1f} billion elements, and "
-                    f"kernels for GPUs such as '{self.machine.name}' index at most 2^31 - 1: "
+                    f"kernels for GPUs such as '{self.machine.name}' index fewer than 2^31 - 1024: "
                     "compile for a smaller batch or image"
                 )
 

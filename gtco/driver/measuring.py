@@ -46,6 +46,7 @@ def measure(
     before = {run: _copied(one.model) for run, one in made.items()}
     views: list[View] = []
     notes: dict[int, list[str]] = {}
+    asked: list[Generated] = []  # kept, so that no other model gets the id of one that is gone
     # The end of the time is for what only whole models show, where it suffices for that.
     last = sum(map(whole_cost, made.values()))
     if settles := last <= whole.SHARE * effort.seconds:
@@ -56,6 +57,7 @@ def measure(
         first.progress("tune", None, view)
 
     def tuned(models: Sequence[Generated], effort: Tune) -> None:
+        asked.extend(models)
         known = [len(model.notes) for model in models]
         found = tune(
             models,

@@ -177,7 +177,7 @@ def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:
     instructions. That of a row for int4 weights differs from it as their formulas do.
     """
     rows = in_registers(micro_kernels(target, "int8"))
-    half = kinds(target, "float16")[0]
+    half = next(iter(kinds(target, "float16")), KINDS["fma"])  # a hypervisor may hide F16C
 
     def rate(tile: MicroKernel) -> float:
         # NEON's fma rows hold elements of A in registers, so there are none of the tallest sizes

@@ -110,6 +110,8 @@ def load(file: Path) -> tuple[Trained, ...]:
         )
         if not found:
             raise ValueError("it names no machine")
+    except OptionError:
+        raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise OptionError(
             f"{file} is not a file of coefficients ({error}): make one with python -m gtco.bench "

@@ -81,6 +81,10 @@ def test_a_damaged_or_old_file_is_an_error(tmp_path: Path) -> None:
     words = json.loads(SHIPPED.read_text())
     kind = next(iter(words["machines"][0]["classes"].values()))
     next(d for d in kind["decisions"] if "words" in d)["words"].append("elsewhere")
+    file.write_text(json.dumps(old))
+    with pytest.raises(OptionError, match=r"has coefficients of version \d+, and") as caught:
+        ClosedFormPolicy(policy, file)
+    assert "not a file" not in str(caught.value)
     for data in (old, other, short, words, {**good, "machines": []}, [], {}):
         file.write_text(json.dumps(data))
         with pytest.raises(OptionError, match=r"python -m gtco.bench closed_form\s?train"):

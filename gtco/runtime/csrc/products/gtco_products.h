@@ -7,7 +7,7 @@
  *   gtco_products_set(p, m, n, k);                 // chooses the kernel; a few microseconds, remembered
  *   gtco_products_run(p, a, packed, c);
  *
- * Functions that return int return 0, or -1 with the reason in gtco_products_error. */
+ * Functions that return int return 0, or -1. Those that set sizes or run leave the reason in gtco_products_error. */
 #ifndef GTCO_PRODUCTS_H
 #define GTCO_PRODUCTS_H
 
