@@ -16,6 +16,9 @@ Shape = tuple[int, ...]
 UNARY = ("relu", "gelu", "sigmoid", "tanh", "negative", "abs", "silu")
 BINARY = ("add", "multiply", "subtract", "maximum")
 EPSILON = 1e-2  # of a norm, whose rows may be equal
+# Indices are drawn from -9 to 8 (``tests.kernels.random_inputs``), and a gathered axis has at least
+# so many places.
+LEAST = 9
 
 
 class Drawing:
@@ -101,6 +104,11 @@ class Drawing:
                 shifts = [0] * len(shape)
                 shifts[axis] = r.randrange(-3, 4)
                 return self.add("roll", self.given(shape, less), shifts=shifts)
+            case "gather":
+                stop = min(len(shape), axis + r.choice((1, 1, 2)))
+                table = [*shape[:axis], LEAST + r.randrange(4), *shape[stop:]]
+                ids = self.input(shape[axis:stop], dtype=r.choice(("int64", "int32")))
+                return self.add("gather", self.given(table, less), ids, axis=axis)
         return self.input(shape)
 
     def _fewer(self, shape: Shape) -> Shape:
@@ -168,7 +176,7 @@ class Drawing:
         return name
 
 
-MOVEMENT = ("reshape", "permute", "slice", "concat", "pad", "broadcast", "roll")
+MOVEMENT = ("reshape", "permute", "slice", "concat", "pad", "broadcast", "roll", "gather")
 
 
 # the cores, each from its operands to its result --------------------------------------------------

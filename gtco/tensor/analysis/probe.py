@@ -153,12 +153,15 @@ class Probe:
                 self.follow(op.inputs[1], picked)
                 self.picked.append(Picked(op, tuple(index), self._within > 0))
                 self._within += 1
-                self.follow(source, [*index[:axis], self._row(op), *index[axis + rank :]])
+                self.follow(source, [*index[:axis], self._row(op, index), *index[axis + rank :]])
                 self._within -= 1
             case _:
                 self.follow(source, source_index(op, index, shape_of(self.stage, source)))
 
-    def _row(self, op: Operator) -> Expr:
+    def _row(self, op: Operator, index: Sequence[Expr]) -> Expr:
+        """The variable for the place along its axis that a gather reads for the element at
+        ``index``.
+        """
         if op.output not in self.rows:
             extent = shape_of(self.stage, op.inputs[0])[op["axis"]]
             (self.rows[op.output],) = self.scope.variables((extent,), "row")

@@ -10,7 +10,8 @@
     };
 
 If a load's neighbours lie side by side and begin at a multiple of their number, they are one
-access. Otherwise each is a load of its own, with the same result.
+access. Otherwise each is a load of its own, with the same result. The place that a gather reads is
+bound ahead of the loop, where it is the same for all neighbours: then they lie side by side too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gtco.tensor.cuda.spelling import CTYPES, indented
 from gtco.tensor.emit.bfloat16 import convert
 from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.reader import Reader
-from gtco.tensor.stage import Stage, TensorType
+from gtco.tensor.stage import Operator, Stage, TensorType
 
 # The parameters, then the lane -> an index of the tensor.
 LaneMap = Callable[..., Sequence[Expr]]
@@ -42,12 +43,28 @@ HEADER = "vectors.cuh"  # the header that the text needs
 
 @dataclass
 class NearReader(Reader):
-    """Reads elements that were loaded together from the arrays that hold them. ``near`` has, for
-    each, the tensor, the first lane's position and the array of its neighbours.
+    """Reads elements that were loaded together from the arrays that hold them.
+
+    - ``near``: for each, the tensor, the first lane's position and the array of its neighbours;
+    - ``rows``: gathers whose places are bound ahead of the loop: the output, the index into the
+      gather's indices, and the variable.
     """
 
     near: list[tuple[str, Expr, Array]] = field(default_factory=list)
+    rows: list[tuple[str, list[Expr], Expr]] = field(default_factory=list)
     lane: Expr = 0
+
+    def row(self, op: Operator, index: Sequence[Expr]) -> Expr:
+        known, at = self.emitter.known, self.picked(op, index)
+        for name, other, row in self.rows:
+            pairs = zip(at, other, strict=name == op.output)
+            if name == op.output and all(known(a - b == 0) is True for a, b in pairs):
+                return row
+        return super().row(op, index)
+
+    def picked(self, op: Operator, index: Sequence[Expr]) -> list[Expr]:
+        """The index into a gather's indices, for the element at ``index`` of its output."""
+        return list(index[op["axis"] :][: len(self.shape(op.inputs[1]))])
 
     def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
         at = self.emitter.index(self.inputs[tensor].flat(index))
@@ -63,6 +80,25 @@ class NearReader(Reader):
             if name == tensor and not isinstance(at, int) and equal(at, first + self.lane):
                 return array
         return None
+
+
+@dataclass
+class BoundProbe(Probe):
+    """A probe that emits the place that a gather reads, if it is the same for every ``lane``. The
+    reader finds it in its ``rows``.
+    """
+
+    reader: NearReader = None  # type: ignore[assignment]  # a field behind those with a default
+    lane: Expr = 0
+
+    def _row(self, op: Operator, index: Sequence[Expr]) -> Expr:
+        picked = self.reader.picked(op, index)
+        in_loop = (self.lane, *self.rows.values())
+        if any(depends_on(i, var) for i in picked for var in in_loop):
+            return super()._row(op, index)
+        row = self.reader.row(op, index)
+        self.reader.rows.append((op.output, picked, row))
+        return row
 
 
 def reading(
@@ -159,7 +195,15 @@ def each_lane(
     (lane,) = em.variables((lanes,), "v")
     probe = Probe(stage, em)
     follow(probe, lane)
-    found = [] if probe.conditions else _together(em, probe.loads, lane, lanes)
+    found: list[Load] = []
+    if not probe.conditions:  # what a condition guards may lie outside, and is not read ahead of it
+        if probe.picked:
+            probe = BoundProbe(stage, em, reader=reader, lane=lane)
+            follow(probe, lane)
+        found = _together(em, probe.loads, lane, lanes)
+        # the places of other gathers are known only in the loop
+        free = probe.rows.values()
+        found = [(t, at) for t, at in found if not any(depends_on(at, row) for row in free)]
     stored: list[tuple[Array, Expr]] = []
     for tensor, first in found:
         if tensor in reader.inputs:

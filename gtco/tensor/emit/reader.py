@@ -173,8 +173,12 @@ class Reader:
 
     def gathered(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         axis, rank = op["axis"], len(self.shape(op.inputs[1]))
-        where = self.inside(self.place(op, index), op)
+        where = self.row(op, index)
         return self.value(op.inputs[0], [*index[:axis], where, *index[axis + rank :]])
+
+    def row(self, op: Operator, index: Sequence[Expr]) -> Expr:
+        """:meth:`place` as a variable with its range."""
+        return self.inside(self.place(op, index), op)
 
     def place(self, op: Operator, index: Sequence[Expr]) -> Expr:
         """The place along its axis that a gather reads for the element at ``index``.

@@ -178,11 +178,12 @@ class Source:
         """
         p, scope = self.product, Scope()
         b, i, k = scope.variables((p.batch, self.own[1], p.k))
+        gathered: dict[str, Expr] = {}  # neighbours of a gathered row are of one row
 
         def apart(index: Sequence[Expr], beside: Sequence[Expr]) -> int:
             probes = []
             for where in (index, beside):
-                probe = Probe(self.stage, scope)
+                probe = Probe(self.stage, scope, rows=gathered)
                 probe.follow(self.tensor, where)
                 probes.append([(t, at) for t, at in probe.loads if t])
             pairs = zip(*probes, strict=False)
