@@ -14,6 +14,9 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # images are made for the
 # GPUs newer than all of them run this one's PTX. Its blocks take at most 99 KiB of shared memory,
 # and sm_120 gives a block no more than that.
 NEWER = "sm_89"
+# GPUs of compute capability 8.6 (A10, RTX 30xx) run images of sm_80, and their blocks and
+# multiprocessors take no more than those of sm_89.
+SMALLER = {86: "sm_80,sm_89"}
 MOST_REGISTERS = 255  # registers of a thread: instructions cannot name more
 REGISTER_GRANULE = 8  # the registers of a thread are given out in eights
 WARP = 32  # threads
@@ -199,13 +202,15 @@ def gpu_target(name: str) -> GpuTarget:
 
 def target_of(name: str, major: int, minor: int) -> str:
     """The target for a GPU by the driver's name, such as NVIDIA GeForce RTX 4090, and its compute
-    capability: ``cuda:rtx4090``. A GPU that gtco does not know gets its architecture, and one that
-    is newer than all architectures gets :data:`NEWER`. Raises :class:`OptionError` if neither an
-    image nor PTX runs on it.
+    capability: ``cuda:rtx4090``. A GPU that gtco does not know gets its architecture (or those of
+    :data:`SMALLER`), and one that is newer than all architectures gets :data:`NEWER`. Raises
+    :class:`OptionError` if neither an image nor PTX runs on it.
     """
     capability = 10 * major + minor
     if capability > max(map(generation_of, ARCHITECTURES)):
         return f"cuda:{NEWER}"
+    if capability in SMALLER:
+        return f"cuda:{SMALLER[capability]}"
     same = [
         arch
         for arch in ARCHITECTURES
@@ -241,8 +246,10 @@ def _known(asked: str, name: str) -> GpuTarget:
             why = "; CUDA 13 ended what is older than sm_75 (Turing)"
         elif int(number) == 90:
             why = "; the image for it is sm_90a"
-        elif int(number) in (86, 87):
-            why = "; GPUs of sm_86 and sm_87 run images of sm_80"
+        elif int(number) in SMALLER:
+            why = f"; GPUs of sm_{number} run what is made for {SMALLER[int(number)]}"
+        elif int(number) == 87:
+            why = "; GPUs of sm_87 run images of sm_80"
         elif int(number) > 90:
             why = f"; GPUs newer than sm_90a (Hopper) run the PTX of {NEWER}"
     raise OptionError(f"{wrong} in target '{name}'{why}. Known: {known}")

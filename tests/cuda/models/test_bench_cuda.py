@@ -153,7 +153,7 @@ def test_onnxruntime_bound_to_its_device_in_float16(small_onnx: Path, tmp_path: 
         ("NVIDIA GeForce RTX 2080 Ti", 7, 5, "cuda:2080ti"),
         ("NVIDIA L4", 8, 9, "cuda:l4"),
         ("NVIDIA L40S", 8, 9, "cuda:sm_89"),
-        ("NVIDIA A10", 8, 6, "cuda:sm_80"),
+        ("NVIDIA A10", 8, 6, "cuda:sm_80,sm_89"),
         ("Tesla T4", 7, 5, "cuda:sm_75"),
         ("Tesla V100", 7, 0, None),
         ("NVIDIA B200", 10, 0, "cuda:sm_89"),
@@ -167,3 +167,9 @@ def test_the_target_of_a_gpu(name: str, major: int, minor: int, expected: str | 
     else:
         assert target_of(name, major, minor) == expected
         assert gpu_target(expected).name == expected
+
+
+def test_programs_for_ampere_gpus_of_consumers_fit_their_blocks() -> None:
+    """Compute capability 8.6 gives a block 99 KiB of shared memory; 8.0 gives it 163."""
+    chosen = gpu_target(target_of("NVIDIA A10", 8, 6))
+    assert (chosen.shared, chosen.threads_sm) == (99 << 10, 1536) and chosen.runs_on(8, 6)

@@ -159,7 +159,7 @@ def test_picks_the_image_of_the_device(
         (7, 0, r"CUDA 13 ended GPUs older than sm_75"),
         (7, 5, "--target cuda:sm_75"),
         (8, 0, "--target cuda:sm_80"),
-        (8, 6, "--target cuda:sm_80"),
+        (8, 6, "--target cuda:sm_80,sm_89"),
         (8, 7, "--target cuda:sm_80"),
         (8, 9, "--target cuda:sm_89"),
         (9, 0, "--target cuda:sm_90a"),

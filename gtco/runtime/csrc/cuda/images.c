@@ -39,6 +39,8 @@ const gtco_image* gtco_pick_image(const gtco_cuda_plan* from, int major, int min
 /* The target to compile for, for such a GPU: an architecture of gtco/machine/gpu.py, or the reason why there is none. */
 static const char* advice(int major, int minor) {
   if (major == 9 && minor == 0) return "compile it with --target cuda:sm_90a";
+  if (major == 8 && minor == 6) /* runs the image for sm_80, with no more shared memory than sm_89 has */
+    return "compile it with --target cuda:sm_80,sm_89";
   if (major == 8) return minor < 9 ? "compile it with --target cuda:sm_80" : "compile it with --target cuda:sm_89";
   if (major == 7 && minor >= 5) return "compile it with --target cuda:sm_75";
   if (major < 8) return "CUDA 13 ended GPUs older than sm_75 (Turing): run the model on another one";
