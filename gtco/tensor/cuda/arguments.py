@@ -14,17 +14,22 @@ from gtco.tensor.stage import Stage, TensorType
 
 # Other blocks write there while a kernel runs, so these pointers must not be __restrict__.
 BETWEEN_BLOCKS = ("float* scratch", "uint32_t* counters")
+# The kernel before may still write an activation when this one begins. Where it may, the compiler
+# must not load from it early, and device.cuh makes nothing of this word.
+ACTIVATION = "GTCO_RESTRICT"
 
 
 @dataclass(frozen=True)
 class Arguments:
     """The parameters. ``inputs`` are the tensors by name as the kernel sees them, packed constants
-    in their packed shape. The text calls them ``in0`` and so on, and the output ``out``. A bfloat16
-    is a ``bf16`` in the text, and its bits (a uint16) in TIR.
+    in their packed shape; no kernel writes those of ``constants``. The text calls the inputs
+    ``in0`` and so on, and the output ``out``. A bfloat16 is a ``bf16`` in the text, and its bits (a
+    uint16) in TIR.
     """
 
     inputs: tuple[tuple[str, TensorType], ...]
     output: TensorType
+    constants: frozenset[str]
 
     def pointer(self, tensor: str) -> str:
         """The name of an input in the text."""
@@ -34,8 +39,9 @@ class Arguments:
     def declaration(self) -> tuple[str, ...]:
         """The parameters, one text each."""
         given = (
-            f"const {CTYPES[t.dtype]}* __restrict__ in{n}"
-            for n, (_, t) in enumerate(self.inputs)
+            f"const {CTYPES[t.dtype]}* "
+            f"{'__restrict__' if name in self.constants else ACTIVATION} in{n}"
+            for n, (name, t) in enumerate(self.inputs)
         )
         return (*given, f"{CTYPES[self.output.dtype]}* __restrict__ out")
 
@@ -51,4 +57,5 @@ def arguments(stage: Stage, packings: Mapping[str, Packing] | None = None) -> Ar
             for i in stage.inputs
         ),
         stage.output.type,
+        frozenset(stage.constants),
     )

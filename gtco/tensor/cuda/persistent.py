@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from gtco.tensor.cuda.arguments import ACTIVATION
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.cuda.source import BLOCK, BOUNDS, launch_bounds
 
@@ -18,7 +19,9 @@ _KERNEL = re.compile(
     rf"  {re.escape(BLOCK)}\n",
     re.DOTALL,
 )
-_PARAMETER = re.compile(r"^ *((?:const )?\w+)\* (?:__restrict__ )?\w+,?$", re.MULTILINE)
+_PARAMETER = re.compile(
+    rf"^ *((?:const )?\w+)\* (?:(?:__restrict__|{ACTIVATION}) )?\w+,?$", re.MULTILINE
+)
 _INCLUDE = re.compile(r'^#include "gtco/.*"\n', re.MULTILINE)
 
 

@@ -21,6 +21,7 @@ from gtco.search.gpu.policy import occupancy
 from gtco.support.errors import BuildError
 from gtco.tensor.cuda.program import Launch
 from tests.cuda.compiling import Compiling, Once, persistent_kernel
+from tests.cuda.sass_loops import ahead_of_wait
 from tests.models.test_models import TINY, seeded
 
 PRODUCT = """#include "gtco/device.cuh"
@@ -115,22 +116,39 @@ def test_the_persistent_kernel_of_a_vision_transformer(
     # the compiler assumes that no warp diverges: shuffles and barriers have no second form
     assert code.count("BRA") > 0 and not {"BRA.DIV", "BRA.CONV"} & set(code.instructions)
     # Values of another block are read by loads of global memory, which see them. None is read
-    # through the cache of constants, as the inputs of a single kernel are.
+    # through the cache of constants, as the constants of a single kernel are.
     assert code.count("LDG") > 0 == code.count("LD", "ST")
     assert not [name for name in code.instructions if "CONSTANT" in name]
-    single = built.generated.kernels[built.generated.stages[0].key]
-    assert isinstance(single, GpuKernel)
-    inputs = machine_code(single.images[arch].cubin)[single.symbol].instructions
-    assert any("CONSTANT" in name for name in inputs), "the test would not see them"
+    images = [of.images[arch] for of in built.generated.kernels.values()]  # type: ignore[attr-defined]
+    single = (code for of in images for code in machine_code(of.cubin).values())
+    constants = any("CONSTANT" in name for code in single for name in code.instructions)
+    assert constants, "the test would not see them"
     # The barrier of all blocks has a fence and one arrival, and after it L1 is not trusted. The
     # same holds for a product whose tiles blocks share.
     shared = sum(bool(of.counters) for of in built.generated.kernels.values())  # type: ignore[attr-defined]
     assert code.count("MEMBAR") > 0 and code.count("ATOMG", "ATOM", "REDG") == 1 + shared
     assert code.instructions["CCTL.IVALL"] > 0 and code.count("CCTL") > 1  # and prefetches
-    images = [of.images[arch] for of in built.generated.kernels.values()]  # type: ignore[attr-defined]
     assert code.registers <= max(image.registers for image in images) + WALK
     used = Launch(1, kernel.threads, kernel.shared, code.registers, "fma", *[0.0] * 6)
     assert occupancy(used, gpu_target(f"cuda:{arch}")).blocks >= 1
+
+
+def test_nothing_of_other_kernels_is_touched_before_they_have_ended(
+    tmp_path: Path, tiny: Once, compiling: Compiling
+) -> None:
+    """In a graph for sm_90a a kernel begins while the one before it still writes its inputs. Only
+    the first slices of packed weights may be on their way by then.
+    """
+    _, built = tiny.compiled(tmp_path, "cuda:sm_90a", compiling, precision="fp16")
+    early = 0
+    for kernel in built.generated.kernels.values():
+        assert isinstance(kernel, GpuKernel)
+        source = compiling.programs[kernel.symbol, "cuda:sm_90a"].source
+        found = ahead_of_wait(kernel.images["sm_90a"].cubin)
+        allowed = {"LDGSTS"} if "gtco::packed(" in source else set()
+        assert set(found) <= allowed, f"{found}\n{source}"
+        early += found["LDGSTS"]
+    assert early > 0  # weights are
 
 
 @pytest.fixture(scope="module")

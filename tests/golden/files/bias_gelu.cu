@@ -3,7 +3,7 @@
 
 // add+gelu+cast -> float16[197x3072]: 4 neighbours a thread
 extern "C" __global__ void __launch_bounds__(256) gtco_bias_gelu(
-    const float* __restrict__ in0,
+    const float* GTCO_RESTRICT in0,
     const float* __restrict__ in1,
     half* __restrict__ out) {
   const int block = blockIdx.x;

@@ -26,6 +26,15 @@ typedef long int64_t;
 #define GTCO_ARCH __CUDA_ARCH__  // 750, 800, 890, 900
 #endif
 
+// __restrict__ for the pointer to an activation. A kernel of sm_90 begins while the one before it still
+// writes there (after_previous): it would be a false promise, and the compiler moved such loads ahead
+// of the wait.
+#if GTCO_ARCH >= 900 && !defined(GTCO_PERSISTENT)
+#define GTCO_RESTRICT
+#else
+#define GTCO_RESTRICT __restrict__
+#endif
+
 // The formats are bits with a name, and all arithmetic is float32's: cuda_fp16.h is not needed, nor
 // any other header of the vendor's.
 struct half {
