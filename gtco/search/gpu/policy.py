@@ -11,7 +11,7 @@ vendor's documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any, NamedTuple
@@ -121,8 +121,8 @@ class GpuPolicy(PricingPolicy):
 
     def compared(self, sketch: Sketch) -> tuple[Sequence[Config], np.ndarray]:
         """Every config that can be launched, with its seconds. Sketches of one signature differ
-        only in the work beside the loops, so the later ones compare only the best configs of the
-        first.
+        in little but the work beside the loops, so the later ones compare only the best configs of
+        the first.
         """
         found = self._compared(sketch)
         return [one.config for one in found], np.array([one.seconds for one in found])
@@ -131,19 +131,24 @@ class GpuPolicy(PricingPolicy):
         """The configs by predicted time, the fastest first."""
         signature = getattr(sketch, "signature", None)
         known = self._ranked.get(signature) if signature is not None else None
-        constants, found = constant_bytes(sketch.stage), []
-        for config in known or configs(sketch):
-            launch: Any = sketch.workload(config)
-            seconds = self.seconds(launch, constants)
-            if seconds < inf:
-                found.append(Priced(seconds, config, launch.joined > 0, launch.copying > 0))
-        found.sort(key=lambda one: one.seconds)
+        # a space may lack configs of an earlier one, and none of the known ones be left
+        found = self._priced(sketch, known or ()) or self._priced(sketch, configs(sketch))
         if signature is not None and known is None:
             kinds: dict[object, list[Config]] = {}
             for one in found:
                 kinds.setdefault((one.joined, one.roles), []).append(one.config)
             self._ranked[signature] = tuple(c for kind in kinds.values() for c in kind[:RANKED])
         return found
+
+    def _priced(self, sketch: Sketch, among: Iterable[Config]) -> list[Priced]:
+        """Those of the configs that can be launched, the fastest first."""
+        constants, found = constant_bytes(sketch.stage), []
+        for config in among:
+            launch: Any = sketch.workload(config)
+            seconds = self.seconds(launch, constants)
+            if seconds < inf:
+                found.append(Priced(seconds, config, launch.joined > 0, launch.copying > 0))
+        return sorted(found, key=lambda one: one.seconds)
 
     def picks(self, sketch: Sketch, n: int = 1) -> list[Pick]:
         """The ``n`` configs of least predicted time, best first."""

@@ -32,6 +32,7 @@ from gtco.tensor.sketch import space_of
 from gtco.tensor.sketch.gemm.cuda import CudaGemm
 from gtco.tensor.sketch.gemm.cuda_roles import NONE, PRODUCER, ROLES
 from gtco.tensor.space import Config, Pick, Rejection, build, configs
+from gtco.tensor.space import check as refusal
 from gtco.tensor.stage import Stage
 from tests.cuda.emulate import emulate
 from tests.cuda.emulated_objects import DEVICE, Fault
@@ -62,6 +63,33 @@ SMALL = {
     "conv3x3": conv(6, 16, 24, 3, "float16"),
     "strided": conv(9, 16, 17, 3, "bfloat16", strides=(2, 1)),
 }
+
+
+def test_a_stage_takes_no_roles_that_only_an_earlier_one_of_its_sizes_has() -> None:
+    """Where rows lie unevenly apart a producer needs more registers, and some tiles leave it too
+    few.
+    """
+    m, n, k = 2048, 1024, 512
+    turned = ("permute", "b", "t", N(k, n), {"axes": (1, 0)})
+    product = ("matmul", "x t", "y", T(m, n), {})
+    even = chain({"x": N(m, k), "b": N(n, k)}, turned, product)
+    cut = {"begin": (0, 1, 0), "strides": (1, 1, 1)}
+    uneven = chain(
+        {"x2": N(2, m // 2 + 1, k), "b2": N(2, n // 2 + 1, k)},
+        ("slice", "x2", "x1", N(2, m // 2, k), cut),
+        ("reshape", "x1", "x", N(m, k), {}),
+        ("slice", "b2", "b1", N(2, n // 2, k), cut),
+        ("reshape", "b1", "b", N(n, k), {}),
+        turned,
+        product,
+    )
+    first, second = sketch_of(even, HOPPER), sketch_of(uneven, HOPPER)
+    assert first.signature == second.signature
+    policy = GpuPolicy(TARGET)
+    ranked, _ = policy.compared(first)
+    assert any(refusal(second, config) for config in ranked), "the test would not see it"
+    left, _ = policy.compared(second)
+    assert left and not any(refusal(second, config) for config in left)
 
 
 @pytest.mark.parametrize("stage", SMALL.values(), ids=SMALL)

@@ -76,6 +76,9 @@ MAPPINGS = 3  # options: of two equally wasteful ones the narrower has less reus
 SMALL = 2.0  # times the products that are needed
 GROUP = 8  # rows of tiles that are walked together
 LANES = 8  # operations are counted for so many lanes at once; each lane counts as one
+# Registers of a thread that no launch has. They stand for a config that this space lacks, and that
+# an earlier stage of the same signature has.
+LACKING = 1 << 16
 UNITS = {"mma": "TensorCores", "wgmma": "WarpGroups", "fma": "CudaCores"}  # the names in mma.cuh
 TILINGS: tuple[tuple[str, Role], ...] = (
     ("block", "block"),
@@ -213,7 +216,9 @@ class CudaGemm:
         tiles = self.tiles(config.by_name)
         batch, m, n, outer, depth = tiles.extents
         (bm, bn, bk), (wm, wn) = tiles.block, tiles.warp
-        roles = self.roles(tiles)
+        mapped, roles = self.mapped(config.by_name), self.roles(tiles)
+        lacks = tiles.producer and roles is None
+        lacks |= tiles.row.unit == "wgmma" and not mapped.swizzled(tiles.row)
         steps = float(tiles.tiles * tiles.slices)
         item = ITEM_BYTES[self.operand]
         epilogue = self.tail_vectors * batch * m * n * self.lonely(tiles)
@@ -222,7 +227,6 @@ class CudaGemm:
             for each, size, copied in zip(self.head_vectors, (bm, bn), tiles.copied, strict=True)
             if not copied
         )
-        mapped = self.mapped(config.by_name)
         gathers, alone = mapped.gathers(tiles.row), mapped.placing * self.lonely(tiles)
         indexing, lines, scattered = one_by_one(
             tiles, gathers, alone, mapped.stores, mapped.stored[1]
@@ -240,7 +244,7 @@ class CudaGemm:
             blocks=tiles.blocks,
             threads=tiles.threads,
             shared=tiles.shared,
-            registers=roles.begin if roles else tiles.registers,
+            registers=LACKING if lacks else roles.begin if roles else tiles.registers,
             unit=tiles.row.rate(self.operand),
             work=2.0 * steps * bm * bn * bk,
             vector=epilogue + prologue,
@@ -259,12 +263,10 @@ class CudaGemm:
         )
 
     def roles(self, tiles: Tiles) -> Registers | None:
-        """Registers by role, if warps have roles."""
-        if not tiles.producer:
-            return None
-        found = registers(tiles, self.target)
-        assert found is not None, "role_options offers no others"
-        return found
+        """Registers by role, if warps have roles. None also where a role had too few of them;
+        :func:`role_options` offers no such roles.
+        """
+        return registers(tiles, self.target) if tiles.producer else None
 
     def lonely(self, tiles: Tiles) -> float:
         """How much longer the epilogue takes than if all blocks did a part of it. If blocks share
