@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gtco.tensor.sketch.attention import cuda as attention
+from gtco.tensor.sketch.elementwise import cuda as elementwise
 from gtco.tensor.sketch.gemm import cuda as gemm
 from gtco.tensor.sketch.pool import cuda as pool
 from gtco.tensor.sketch.resize import cuda as resize
@@ -129,6 +130,17 @@ STAGES = {
         ),
     ),
 }  # fmt: skip
+
+
+def test_gathered_rows_are_copied_side_by_side() -> None:
+    """A thread finds the place of a row in its loop over neighbours and loads them one by one. So
+    it takes one, and threads side by side take neighbours.
+    """
+    stage = chain(ROW, TAKEN, ("relu", "g", "y", T((2, 5, 64)), {}))
+    sketch = matched(elementwise.match, stage)
+    assert sketch.neighbours == () and sketch.moved(1).in_order and not sketch.moved(4).in_order
+    assert sketch.moved(4).lines > sketch.moved(1).lines == 0
+    check(elementwise.match, stage, 4)
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from gtco.machine.gpu import WARP
-from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.analysis.probe import Probe, depends_on
 from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.sketch.shared.cuda_lanes import LINE, Touched, touched
 from gtco.tensor.stage import ITEM_BYTES, Stage
@@ -41,8 +41,10 @@ def moved(stage: Stage, size: tuple[int, int], at: At, neighbours: int) -> Moved
     probe.follow(stage.output.output, at(row, j))
     elements, total = count * length, float(stage.output.type.nbytes)
     apart: set[str] = set()
-    for (tensor, _), stride in zip(probe.loads, probe.strides(j), strict=True):
-        if tensor and stride in (-1, 1):
+    for (tensor, flat), stride in zip(probe.loads, probe.strides(j), strict=True):
+        # The place of a gather is found in the loop over neighbours, so these are loaded alone.
+        alone = neighbours > 1 and any(depends_on(flat, at) for at in probe.rows.values())
+        if tensor and stride in (-1, 1) and not alone:
             total += float(elements * ITEM_BYTES[stage.types[tensor].dtype])
         elif tensor and stride != 0:
             apart.add(tensor)
