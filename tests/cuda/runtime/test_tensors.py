@@ -214,8 +214,10 @@ def test_memory_of_another_context_is_named(driver: FakeDriver, small_gpu: Path)
     own = inputs[0].pointer
     inputs[0].pointer = driver.alloc_foreign(0, arrays[0].nbytes)
     with load(small_gpu) as model:
-        with pytest.raises(ArtifactError, match=r"'x' is of another context than the primary one"):
+        text = r"'x' is of another context than the primary one"
+        with pytest.raises(ArtifactError, match=text) as it:
             model(*inputs, out=outputs)
+        assert "gtco_run:" not in str(it.value)  # it was gtco_run_on
         inputs[0].pointer = own
         model(*inputs, out=outputs)
         driver.sync(None, 0)

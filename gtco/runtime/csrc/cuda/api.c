@@ -37,14 +37,14 @@ static gtco_status find_place(gtco_model* m, int t, const void* pointer, int dev
                      kind, info->name, m->device->ordinal);
   if (m->places[t] == ON_DEVICE && !managed && ordinal != m->device->ordinal)
     return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
-                     "gtco_run: the pointer of %s '%s' is of device %d, and this handle runs on device %d (%s); open a "
+                     "the pointer of %s '%s' is of device %d, and this handle runs on device %d (%s); open a "
                      "handle for that device, or copy the tensor",
                      kind, info->name, ordinal, m->device->ordinal, m->device->name);
   /* Both conditions are needed: memory of a pool or of a virtual mapping has no context, and memory of a green context
    * can be reached. */
   if (m->places[t] == ON_DEVICE && !reached && context && context != m->device->context)
     return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
-                     "gtco_run: the memory of %s '%s' is of another context than the primary one of device %d (%s), which "
+                     "the memory of %s '%s' is of another context than the primary one of device %d (%s), which "
                      "this handle runs in and which cannot reach it; allocate it with the primary context current "
                      "(cuDevicePrimaryCtxRetain), as the CUDA runtime does",
                      kind, info->name, m->device->ordinal, m->device->name);
