@@ -80,7 +80,8 @@ def compile_model(
     for the ``Dim``; it is another way to write ``dims``. Raises a
     :class:`gtco.support.errors.GtcoError` that says what is wrong and what to do.
     """
-    backend_of(target(_options(options).target)).check_loadable()
+    chosen = _options(options)
+    backend_of(target(chosen.target)).check_loadable(chosen)
     try:
         folder = Path(tempfile.mkdtemp(prefix="gtco-"))
     except OSError as error:

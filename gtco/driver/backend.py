@@ -55,7 +55,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def check_loadable(self) -> None:
+    def check_loadable(self, options: CompileOptions) -> None:
         """Raises :class:`ArtifactError` if this process cannot open what is compiled."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class CpuBackend(Backend):
                 "it and compare where the library is to run: gtco.verification.verify"
             )
 
-    def check_loadable(self) -> None:
+    def check_loadable(self, options: CompileOptions) -> None:
         """A library checks the CPU's instructions when it is opened."""
         if not self.isa.here:
             raise ArtifactError(
@@ -225,25 +225,27 @@ class GpuBackend(Backend):
                 "--verify (verify=True) runs the library, and no GPU is here to run it ({error}): "
                 "compile without it, or where the GPU is",
             ):
-                self._check_gpu()
+                self._check_gpu(options)
         from gtco.codegen import nvrtc
 
         nvrtc.library()
 
-    def _check_gpu(self) -> None:
+    def _check_gpu(self, options: CompileOptions) -> None:
         """Raises :class:`ArtifactError` if this machine's first GPU does not run such code."""
         found = gpu(0)
-        if not self.machine.runs_on(found.major, found.minor):
-            raise ArtifactError(f"{found} does not run code for {', '.join(self.machine.images)}")
+        if not self.machine.runs_on(found.major, found.minor, options.ptx):
+            none = "" if options.ptx else " without PTX"
+            images = ", ".join(self.machine.images)
+            raise ArtifactError(f"{found} does not run code for {images}{none}")
 
-    def check_loadable(self) -> None:
+    def check_loadable(self, options: CompileOptions) -> None:
         with _without_gpu(
             ArtifactError,
             f"compile_model opens what it makes, and no GPU is here for '{self.machine.name}' "
             "({error}): gtco.compile_to_file(model, 'model.so', ...) compiles without one, and "
             "gtco.load('model.so') opens it where the GPU is",
         ):
-            self._check_gpu()
+            self._check_gpu(options)
 
     def check_tuning(self, asked: str) -> None:
         raise OptionError(

@@ -81,12 +81,13 @@ class GpuTarget:
         able = [image for image in self.images if not image.endswith("a")]
         return max(able, key=generation_of, default="")
 
-    def runs_on(self, major: int, minor: int) -> bool:
+    def runs_on(self, major: int, minor: int, ptx: bool = True) -> bool:
         """True if a GPU of this compute capability runs one of the images, or the PTX that comes
-        with them; csrc/cuda/images.c has the same rule.
+        with them unless ``ptx`` is False; csrc/cuda/images.c has the same rule.
         """
         here = 10 * major + minor
-        if f"sm_{here}a" in self.images or (self.portable and generation_of(self.portable) <= here):
+        later = ptx and self.portable and generation_of(self.portable) <= here
+        if f"sm_{here}a" in self.images or later:
             return True
         family = (generation_of(image) for image in self.images if not image.endswith("a"))
         return any(n // 10 == major and n <= here for n in family)

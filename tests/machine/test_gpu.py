@@ -61,11 +61,21 @@ def test_another_gpu_is_an_error_before_the_work(monkeypatch):
     monkeypatch.setattr(backend, "gpu", lambda index: Gpu("NVIDIA A100", 8, 0))
     said = r"NVIDIA A100 \(sm_80\) does not run code for sm_90a"
     with pytest.raises(ArtifactError, match=said):
-        here.check_loadable()
+        here.check_loadable(CompileOptions())
     with pytest.raises(OptionError, match=said):
         here.check_options(CompileOptions(verify=True))
     monkeypatch.setattr(backend, "gpu", lambda index: Gpu("NVIDIA H100 PCIe", 9, 0))
-    here.check_loadable()
+    here.check_loadable(CompileOptions())
+
+
+def test_a_gpu_that_only_ptx_would_serve_is_one_that_runs_nothing_without_it(monkeypatch):
+    here = backend_of(target("cuda:sm_80"))
+    monkeypatch.setattr(backend, "gpu", lambda index: Gpu("NVIDIA H100 PCIe", 9, 0))
+    here.check_loadable(CompileOptions())
+    with pytest.raises(ArtifactError, match="does not run code for sm_80 without PTX"):
+        here.check_loadable(CompileOptions(ptx=False))
+    monkeypatch.setattr(backend, "gpu", lambda index: Gpu("NVIDIA A10", 8, 6))
+    here.check_loadable(CompileOptions(ptx=False))
 
 
 def test_programs_for_several_architectures_take_what_all_have():
