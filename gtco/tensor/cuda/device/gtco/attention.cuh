@@ -3,7 +3,7 @@
 //
 //   for block of query rows, of columns of v, of heads:              // a thread block each
 //     q -> shared memory -> fragments                                 // once
-//     for step of keys:                                               // k and v STAGES ahead
+//     for step of keys:                                               // k and v STAGES - 1 ahead
 //       scores[rows, keys] = q k^T                                    // mma, float32 sums
 //       if rowmax so far - top would give weights above 2^REACH:      // shuffles among 4 lanes
 //         out, sum *= exp(top - rowmax so far); top = rowmax so far

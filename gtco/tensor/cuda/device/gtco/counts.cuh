@@ -24,11 +24,13 @@ struct WholeProduct {
 };
 template <class T>
 struct WholeLargest {
+  static_assert(T(-1) < T(0), "the start is that of a signed number");
   static __device__ __forceinline__ T start() { return static_cast<T>(1ull << (8 * sizeof(T) - 1)); }
   static __device__ __forceinline__ T of(T a, T b) { return a > b ? a : b; }
 };
 template <class T>
 struct WholeSmallest {
+  static_assert(T(-1) < T(0), "the start is that of a signed number");
   static __device__ __forceinline__ T start() {
     return static_cast<T>((1ull << (8 * sizeof(T) - 1)) - 1);
   }

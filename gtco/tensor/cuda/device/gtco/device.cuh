@@ -290,7 +290,9 @@ __device__ __forceinline__ void copy_wait() {
 }
 
 // ---- stores to global memory where they are valid, without a branch: into one, the compiler would
-// put all that they depend on, and a load in a branch waits for those in the branches before it
+// put all that they depend on, and a load in a branch waits for those in the branches before it.
+// They have no "memory" clobber, so that later loads go ahead of them: what they store, the kernel
+// must not read by plain loads
 
 __device__ __forceinline__ void store_16(void* global, uint4 x, bool valid) {
   asm volatile(
