@@ -153,9 +153,6 @@ __forceinline__ void copy_word(void* shared, const void* global, bool valid) {
 __forceinline__ void copy_16(void* shared, const void* global, bool valid) {
   copy_word<gtco_16_bytes>(shared, global, valid);
 }
-__forceinline__ void copy_8(void* shared, const void* global, bool valid) {
-  copy_word<gtco_8_bytes>(shared, global, valid);
-}
 __forceinline__ void copy_4(void* shared, const void* global, bool valid) {
   copy_word<uint32_t>(shared, global, valid);
 }

@@ -6,7 +6,7 @@ namespace gtco_emulator {
 uint32_t shared_address(const void* pointer);
 void fence_proxy();
 void wgmma_fence();
-void wgmma(Collective kind, int columns, float* d, const uint32_t* a, uint64_t a_at, uint64_t b_at);
+void wgmma(Collective kind, int columns, float* d, uint64_t a, uint64_t b);
 void wgmma_commit();
 void wgmma_wait(int groups);
 
@@ -28,19 +28,11 @@ __forceinline__ void wgmma_wait(float (&)[COLUMNS][4]) {
   gtco_emulator::wgmma_wait(GROUPS);
 }
 template <class T, int N>
-__forceinline__ void wgmma_of(float* d, const uint32_t* a, uint64_t a_at, uint64_t b_at) {
+__forceinline__ void wgmma_m64nNk16(float (&d)[N / 8][4], uint64_t a, uint64_t b) {
   constexpr bool is_half = is_same<T, half>::value;
   static_assert(emitted(N) && (is_half || is_same<T, bf16>::value), "has a text");
-  gtco_emulator::wgmma(is_half ? gtco_emulator::WGMMA_HALF : gtco_emulator::WGMMA_BF16, N, d, a,
-                       a_at, b_at);
-}
-template <class T, int N>
-__forceinline__ void wgmma_m64nNk16(float (&d)[N / 8][4], uint64_t a, uint64_t b) {
-  wgmma_of<T, N>(&d[0][0], nullptr, a, b);
-}
-template <class T, int N>
-__forceinline__ void wgmma_m64nNk16(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {
-  wgmma_of<T, N>(&d[0][0], a, 0, b);
+  gtco_emulator::wgmma(is_half ? gtco_emulator::WGMMA_HALF : gtco_emulator::WGMMA_BF16, N,
+                       &d[0][0], a, b);
 }
 
 }  // namespace gtco

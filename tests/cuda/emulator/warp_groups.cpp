@@ -78,8 +78,7 @@ void wgmma_wait(int groups) {
 struct Given {
   int columns;
   float* d;
-  const uint32_t* a;
-  uint64_t a_at, b_at;
+  uint64_t a, b;  // descriptors
 };
 
 // The places of an operand's 16-bit elements by the manual's descriptor: rows of 128 bytes,
@@ -140,8 +139,7 @@ bool meet_group(Collective kind, uint64_t pc, void* operands) {
   return true;
 }
 
-void wgmma(Collective kind, int columns, float* d, const uint32_t* a, uint64_t a_at,
-           uint64_t b_at) {
+void wgmma(Collective kind, int columns, float* d, uint64_t a, uint64_t b) {
   const uint64_t pc = HERE;
   Fibre& self = *machine->running;
   if (!self.fenced) fault(pc, 0, "%s without a wgmma_fence since the last wait", name_of(kind));
@@ -155,7 +153,7 @@ void wgmma(Collective kind, int columns, float* d, const uint32_t* a, uint64_t a
     for (int i = 0; i < columns / 2; ++i) memcpy(d + i, &POISON, 4);
   }
   check_untouched(*mine, pc);
-  Given given{columns, d, a, a_at, b_at};
+  Given given{columns, d, a, b};
   if (!meet_group(kind, pc, &given)) return;
   Fibre* const of = &machine->fibre[self.warp / GROUP_WARPS * GROUP_WARPS * WARP];
   auto at = [&](int i) { return static_cast<Given*>(of[i].operands); };
@@ -163,28 +161,15 @@ void wgmma(Collective kind, int columns, float* d, const uint32_t* a, uint64_t a
   const bool is_bf16 = kind == WGMMA_BF16;
   for (int i = 0; i < threads; ++i) {
     const Given& other = *at(i);
-    if (of[i].waits != kind || other.columns != columns || !other.a != !a || other.a_at != a_at ||
-        other.b_at != b_at) {
+    if (of[i].waits != kind || other.columns != columns || other.a != a || other.b != b) {
       fault(pc, of[i].pc, "divergent: another product than thread %d of its warp group", i);
     }
   }
   static float left[ROWS][DEPTH], right[256][DEPTH];
   const uint32_t number = static_cast<uint32_t>(machine->products.size());
   machine->products.push_back({of->thread, static_cast<uint32_t>(pc), {}});
-  read(Described(b_at, pc, "B"), columns, is_bf16, right, number, pc, "B");
-  if (!a) {
-    read(Described(a_at, pc, "A"), ROWS, is_bf16, left, number, pc, "A");
-  } else {  // each warp's as in mma_m16n8k16
-    for (int i = 0; i < threads; ++i) {
-      for (int r = 0; r < 4; ++r) {
-        for (int h = 0; h < 2; ++h) {
-          const uint16_t bits = static_cast<uint16_t>(at(i)->a[r] >> (16 * h));
-          left[i / WARP * 16 + i % WARP / 4 + 8 * (r % 2)][2 * (i % 4) + h + 8 * (r / 2)] =
-              is_bf16 ? gtco::to_float(bf16{bits}) : gtco::to_float(half{bits});
-        }
-      }
-    }
-  }
+  read(Described(b, pc, "B"), columns, is_bf16, right, number, pc, "B");
+  read(Described(a, pc, "A"), ROWS, is_bf16, left, number, pc, "A");
   // PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16": d[4j + r] of a thread lies in the
   // row 16 (warp % 4) + lane / 4 + 8 (r / 2) and the column 8j + 2 (lane % 4) + r % 2.
   for (int i = 0; i < threads; ++i) {

@@ -49,10 +49,6 @@ extern "C" __global__ void __launch_bounds__({threads}) product(
 """
 SHARED = "gtco::wgmma_m64nNk16<T, N>(d, {a}, gtco::wgmma_descriptor(b + 2 * k));"
 FROM_SHARED = SHARED.format(a="gtco::wgmma_descriptor(a + 2 * k)")
-FROM_REGISTERS = """uint32_t held[4];
-    gtco::ldmatrix_x4(held, a + sizeof(T) * gtco::Tile<T, 64, K>::at(
-        t / 32 * 16 + t % 16, k / 8 + t % 32 / 16));
-    """ + SHARED.format(a="held")
 RIGHT = {
     "shift": "",
     "proxy": "gtco::fence_proxy();",
@@ -99,15 +95,6 @@ def test_products(n: int, dtype: str) -> None:
     a, b = operands(n, dtype)
     wide = [x.astype(np.float64) for x in (a, b)]
     np.testing.assert_array_equal(run(program(n, dtype), (a, b)), wide[0] @ wide[1].T)
-
-
-@pytest.mark.parametrize("dtype", FORMATS)
-def test_products_of_registers(dtype: str) -> None:
-    """Each warp has its rows of A in the row's layout, which ldmatrix gives."""
-    a, b = operands(64, dtype)
-    wide = [x.astype(np.float64) for x in (a, b)]
-    got = run(program(64, dtype, multiply=FROM_REGISTERS), (a, b))
-    np.testing.assert_array_equal(got, wide[0] @ wide[1].T)
 
 
 def test_groups_are_waited_for_in_order() -> None:
@@ -186,10 +173,9 @@ def test_machine_code(dtype: str) -> None:
     """Every text is one instruction, and the compiler put no barriers between them."""
     texts, names = [], {}
     for n in EMITTED_COLUMNS:
-        for way in (FROM_SHARED, FROM_REGISTERS):
-            names[f"product_{n}_{len(texts)}"] = n
-            text = program(n, dtype, multiply=way).source.replace("product(", f"{[*names][-1]}(")
-            texts.append(text.replace("  for (int k", "#pragma unroll\n  for (int k"))
+        names[f"product_{n}"] = n
+        text = program(n, dtype).source.replace("product(", f"product_{n}(")
+        texts.append(text.replace("  for (int k", "#pragma unroll\n  for (int k"))
     image = compile_cuda("".join(texts), "sm_90a")
     assert not image.spills and not image.local and "serialized" not in image.log, image.log
     codes = machine_code(image.cubin)

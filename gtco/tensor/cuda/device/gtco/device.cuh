@@ -256,17 +256,6 @@ __device__ __forceinline__ void copy_16(void* shared, const void* global, bool v
   *static_cast<uint4*>(shared) = taken;
 #endif
 }
-__device__ __forceinline__ void copy_8(void* shared, const void* global, bool valid) {
-#if GTCO_ARCH >= 800
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(valid ? 8 : 0)
-               : "memory");
-#else
-  uint2 taken = make_uint2(0, 0);
-  if (valid) taken = *static_cast<const uint2*>(global);
-  *static_cast<uint2*>(shared) = taken;
-#endif
-}
 __device__ __forceinline__ void copy_4(void* shared, const void* global, bool valid) {
 #if GTCO_ARCH >= 800
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),

@@ -85,47 +85,32 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[COLUMNS][4]) {
 #define GTCO_OPERANDS_192 GTCO_OPERANDS_128, GTCO_SUMS(16), GTCO_SUMS(20)
 #define GTCO_OPERANDS_256 GTCO_OPERANDS_192, GTCO_SUMS(24), GTCO_SUMS(28)
 // d is added to (p); neither operand is negated; both lie along k.
-#define GTCO_WGMMA(n, format, a_and_b, transposed, ...)                                       \
+#define GTCO_WGMMA(n, format, a_and_b)                                                        \
   asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #n     \
                "k16.f32." format "." format " {" GTCO_NAMES_##n "}, " a_and_b                 \
-               ", p, 1, 1, " transposed "; }"                                                 \
+               ", p, 1, 1, 0, 0; }"                                                           \
                : GTCO_OPERANDS_##n                                                            \
-               : __VA_ARGS__                                                                  \
+               : "l"(a), "l"(b)                                                               \
                : "memory")
-#define GTCO_WGMMA_OF(n, a_and_b, transposed, ...)               \
-  if constexpr (N == n) {                                        \
-    if constexpr (is_same<T, half>::value)                       \
-      GTCO_WGMMA(n, "f16", a_and_b, transposed, __VA_ARGS__);    \
-    else                                                         \
-      GTCO_WGMMA(n, "bf16", a_and_b, transposed, __VA_ARGS__);   \
+#define GTCO_WGMMA_OF(n, a_and_b)           \
+  if constexpr (N == n) {                   \
+    if constexpr (is_same<T, half>::value)  \
+      GTCO_WGMMA(n, "f16", a_and_b);        \
+    else                                    \
+      GTCO_WGMMA(n, "bf16", a_and_b);       \
   }
 
 // A and B in shared memory, as wgmma_descriptor says.
 template <class T, int N>
 __device__ __forceinline__ void wgmma_m64nNk16(float (&d)[N / 8][4], uint64_t a, uint64_t b) {
   static_assert(emitted(N) && (is_same<T, half>::value || is_same<T, bf16>::value), "has a text");
-  GTCO_WGMMA_OF(32, "%16, %17", "0, 0", "l"(a), "l"(b))
-  GTCO_WGMMA_OF(64, "%32, %33", "0, 0", "l"(a), "l"(b))
-  GTCO_WGMMA_OF(96, "%48, %49", "0, 0", "l"(a), "l"(b))
-  GTCO_WGMMA_OF(128, "%64, %65", "0, 0", "l"(a), "l"(b))
-  GTCO_WGMMA_OF(192, "%96, %97", "0, 0", "l"(a), "l"(b))
-  GTCO_WGMMA_OF(256, "%128, %129", "0, 0", "l"(a), "l"(b))
+  GTCO_WGMMA_OF(32, "%16, %17")
+  GTCO_WGMMA_OF(64, "%32, %33")
+  GTCO_WGMMA_OF(96, "%48, %49")
+  GTCO_WGMMA_OF(128, "%64, %65")
+  GTCO_WGMMA_OF(192, "%96, %97")
+  GTCO_WGMMA_OF(256, "%128, %129")
 }
-// A in registers: each warp's 16 rows as mma_m16n8k16 has them. They too must stay as they are until
-// the product was waited for, which no test can see.
-#define GTCO_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
-template <class T, int N>
-__device__ __forceinline__ void wgmma_m64nNk16(float (&d)[N / 8][4], const uint32_t (&a)[4],
-                                               uint64_t b) {
-  static_assert(emitted(N) && (is_same<T, half>::value || is_same<T, bf16>::value), "has a text");
-  GTCO_WGMMA_OF(32, "{%16, %17, %18, %19}, %20", "0", GTCO_REGISTERS)
-  GTCO_WGMMA_OF(64, "{%32, %33, %34, %35}, %36", "0", GTCO_REGISTERS)
-  GTCO_WGMMA_OF(96, "{%48, %49, %50, %51}, %52", "0", GTCO_REGISTERS)
-  GTCO_WGMMA_OF(128, "{%64, %65, %66, %67}, %68", "0", GTCO_REGISTERS)
-  GTCO_WGMMA_OF(192, "{%96, %97, %98, %99}, %100", "0", GTCO_REGISTERS)
-  GTCO_WGMMA_OF(256, "{%128, %129, %130, %131}, %132", "0", GTCO_REGISTERS)
-}
-#undef GTCO_REGISTERS
 #undef GTCO_WGMMA_OF
 #undef GTCO_WGMMA
 #undef GTCO_SUMS
