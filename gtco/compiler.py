@@ -80,7 +80,7 @@ def compile_model(
     for the ``Dim``; it is another way to write ``dims``. Raises a
     :class:`gtco.support.errors.GtcoError` that says what is wrong and what to do.
     """
-    chosen = _options(options)
+    chosen = checked(options)
     backend_of(target(chosen.target)).check_loadable(chosen)
     try:
         folder = Path(tempfile.mkdtemp(prefix="gtco-"))
@@ -156,7 +156,7 @@ def compile_to_files(
     stage that several have is tuned once, and its time counts as often as it occurs in all. The
     libraries are put in place when all of them are made.
     """
-    chosen = _options(options)
+    chosen = checked(options)
     found: list[QuantizationReport] = []
     if chosen.precision == "int8":
         models, chosen, found = all_quantized(models, chosen, compile_model, progress or silent)
@@ -242,7 +242,7 @@ def candidates_to_file(
     """
     from gtco.driver import candidates, cpu_candidates
 
-    chosen = _one_shape(_options(options))
+    chosen = _one_shape(checked(options))
     machine = target(chosen.target)
     backend = backend_of(machine)
     if isinstance(machine, Target) and machine.name == "native":
@@ -302,7 +302,7 @@ def stages_of(
     """The stages that :func:`compile_model` would make of the model, and the policy that it would
     pick kernels by.
     """
-    chosen = _one_shape(_options(options))
+    chosen = _one_shape(checked(options))
     nowhere = Path("model.so")
     model, example_inputs, chosen = _quantized(model, nowhere, example_inputs, chosen, progress)
     run = Compilation(model, nowhere, example_inputs, chosen, progress or silent)
@@ -327,7 +327,7 @@ def space_sizes(
 
     say = progress or silent
     policy, stages = stages_of(model, example_inputs, progress=progress, **options)
-    with Workers(_options(options).workers or backend_of(policy.target).builders) as workers:
+    with Workers(checked(options).workers or backend_of(policy.target).builders) as workers:
         return census(
             stages,
             policy.target,
@@ -347,7 +347,7 @@ def _known(given: Mapping[str, Any], options: type) -> dict[str, Any]:
     return known
 
 
-def _options(given: Mapping[str, Any]) -> CompileOptions:
+def checked(given: Mapping[str, Any]) -> CompileOptions:
     known = _known(given, CompileOptions)
     for name in ("dump", "records"):
         if name in known:

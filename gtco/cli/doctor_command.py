@@ -36,6 +36,7 @@ NEEDED = {
 OPTIONAL = {
     "onnxruntime": "gtco compile --verify and gtco bench",
     "torch": "compiling PyTorch models",
+    "onnxscript": "compiling PyTorch models, beside torch",
     "openvino": "gtco bench --peers openvino",
     "xgboost-cpu": "gtco tune, to learn from what it measures",
     "jinja2": "gtco report, to put the page together",
@@ -359,7 +360,10 @@ def compiler_check() -> Check:
         path = c_compiler()
     except GtcoError as error:
         return Check("C compiler", "none", str(error))
-    shown = subprocess.run([path, "--version"], capture_output=True, text=True)
+    try:
+        shown = subprocess.run([path, "--version"], capture_output=True, text=True)
+    except OSError as error:
+        return Check("C compiler", path, f"{path} cannot be run: {error}")
     if shown.returncode != 0:
         return Check("C compiler", path, f"{path} --version fails: {shown.stderr.strip()}")
     version = re.search(r"\d+\.\d+(\.\d+)?", shown.stdout)

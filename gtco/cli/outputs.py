@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from gtco.frontend.source import is_program
 from gtco.runtime.library import read_metadata
 from gtco.support.errors import GtcoError, OptionError
 
@@ -32,12 +33,18 @@ def libraries(models: Sequence[Path], output: Path | None) -> list[Path]:
 
 
 def check_free(model: Path, library: Path) -> None:
-    """Raises :class:`OptionError` if writing ``library`` would replace anything except an earlier
-    library of this model.
+    """Raises :class:`OptionError` if writing ``library`` and its header would replace anything
+    except an earlier library of this model and a header of gtco's.
     """
+    wanted = "Give another name with -o, or --force to write over it"
+    header = library.with_suffix(".h")
+    if os.path.isfile(header) and not _is_ours(header):
+        raise OptionError(
+            f"'{header}' is there already and is not a header that gtco made, and the library's "
+            f"header gets this name. {wanted}"
+        )
     if not os.path.isfile(library):
         return  # others check whether it can be made
-    wanted = "Give another name with -o, or --force to write over it"
     if not os.access(library, os.R_OK):
         raise OptionError(f"'{library}' is there already and may not be read. {wanted}")
     try:
@@ -53,9 +60,18 @@ def check_free(model: Path, library: Path) -> None:
         )
 
 
+def _is_ours(header: Path) -> bool:
+    try:
+        with header.open(errors="replace") as file:
+            first = file.readline()
+    except OSError:
+        return False
+    return first.startswith("/* Model ") and ", compiled by gtco to " in first
+
+
 def _identity(model: Path) -> str:
     """The model's identity as its library has it; a PyTorch program has none."""
-    if model.suffix != ".onnx":
+    if is_program(model):
         return ""
     import onnx
 

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ from gtco.runtime.binding import feeds_of
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import TensorSpec
 from gtco.support.dtypes import numpy_dtype
-from gtco.support.errors import InputError, OptionError
+from gtco.support.errors import InputError, OptionError, UnsupportedError
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _TIMES = "'gtco inspect model.so' times every stage, and so does gtco.Model.profile"
@@ -94,6 +95,18 @@ def preload_dlls(
     """Does nothing: a library needs libc alone."""
 
 
+_SESSIONS: weakref.WeakSet[InferenceSession] = weakref.WeakSet()
+
+
+def _renew() -> None:
+    """In the child of a fork: threads are gone there, and a lock may be held by one of them."""
+    for session in _SESSIONS:
+        session._lock, session._runner = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 class InferenceSession:
     """A session as ``onnxruntime.InferenceSession``, so that a script changes its import alone.
 
@@ -123,6 +136,7 @@ class InferenceSession:
         self._models: dict[tuple[Any, ...], Model] = {}
         self._lock = threading.Lock()
         self._runner: ThreadPoolExecutor | None = None
+        _SESSIONS.add(self)
         self._source: _Source | None = None
         if _is_library(path_or_bytes):
             if options or sizes_of(self._options):
@@ -133,6 +147,7 @@ class InferenceSession:
             self._only: Model | None = self._opened(path_or_bytes)
             self._meta = ModelMetadata("gtco", self._only.metadata["name"])
         else:
+            _check_options(options)
             self._source = _Source(path_or_bytes, sizes_of(self._options), options)
             self._meta = self._source.meta
             self._only = None if self._source.is_open else self._compiled({})
@@ -346,6 +361,20 @@ def _kept_folder() -> Iterator[Path]:
         raise
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in ("shapes", "dims", "dynamic_shapes", "example_inputs"):
+        if name in options:
+            raise OptionError(
+                f"{name}: a session compiles the sizes that its runs have. "
+                "SessionOptions.add_free_dimension_override_by_name fixes one, and "
+                f"gtco.compile_to_file(model, 'model.so', {name}=...) makes a library that a "
+                "session opens"
+            )
+    from gtco.compiler import checked
+
+    checked(options)  # a model of open sizes would show a wrong one in its first run alone
+
+
 def _is_library(source: Any) -> bool:
     if isinstance(source, bytes | bytearray):
         return source[:4] == b"\x7fELF"
@@ -373,14 +402,19 @@ class _Source:
         from gtco.frontend.onnx import read_onnx
 
         own = isinstance(source, bytes | bytearray)  # a copy, which the caller does not change
-        self.model = bytes(source) if own else Path(source)
         self.sizes, self.options = dict(sizes), dict(options)
-        read = read_onnx(self.model)
+        # Later sizes are compiled of what was read, whatever becomes of the file.
+        self.model = read = read_onnx(bytes(source) if own else Path(source))
         graph = read.skeleton.graph
         known = {tensor.name for tensor in graph.initializer} | set(read.weights)
 
         def node(value: Any) -> NodeArg:
             kind = value.type.tensor_type
+            if not kind.elem_type:
+                what = value.type.WhichOneof("value") or "of no type"
+                raise UnsupportedError(
+                    f"'{value.name}' is not a tensor ({what}); gtco compiles only models of tensors"
+                )
             shape: list[int | str | None] = []
             for dim in kind.shape.dim:
                 known_size = dim.dim_value > 0  # some exporters write -1 for an open size

@@ -71,7 +71,7 @@ def probe(code: bytes) -> str:
     """Why tile instructions do not work here; empty if they do. A child process executes ``code``,
     a C function of one pointer, to a tile configuration.
     """
-    command = [sys.executable, "-I", "-S", "-c", CHILD, str(REFUSED), code.hex()]
+    command = [sys.executable or "python3", "-I", "-S", "-c", CHILD, str(REFUSED), code.hex()]
     try:
         status = subprocess.run(command, capture_output=True, timeout=SECONDS).returncode
     except (OSError, subprocess.TimeoutExpired):

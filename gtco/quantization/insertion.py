@@ -311,7 +311,8 @@ class Edit:
         inputs = [v for v in graph.input if v.name in weights or v.name not in self.weights]
         del graph.input[:]
         graph.input.extend(inputs)
-        known = identity(self.model, weights)
+        # a program of PyTorch's has none
+        known = identity(self.model, weights) if self.source.identity else ""
         return OnnxSource(self.model, weights, known, self.source.files)
 
 

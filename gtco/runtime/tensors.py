@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.runtime.gpu.tensors import device_of, shape_on_device
+from gtco.runtime.gpu.tensors import device_of, is_torch, shape_on_device
 from gtco.runtime.plan import ALIGNMENT, TensorSpec
 from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import InputError
@@ -88,7 +88,7 @@ def as_stored(value: Any) -> Any:
     a conjugate does): DLPack does not know this property and would give the wrong sign. Any other
     value is returned as it is.
     """
-    return value.resolve_neg() if _is_torch(value) and value.is_neg() else value
+    return value.resolve_neg() if is_torch(value) and value.is_neg() else value
 
 
 def shape_of(spec: TensorSpec, value: Any) -> tuple[int, ...]:
@@ -158,13 +158,13 @@ def _from_dlpack(spec: TensorSpec, value: Any, role: str) -> np.ndarray:
             f"{role} '{spec.name}' is a {type(value).__name__}, expected a numpy array or a tensor "
             f'with DLPack; make one with np.asarray(x, dtype="{spec.dtype}")'
         )
-    if _is_torch(value) and str(value.dtype) != f"torch.{spec.dtype}":  # numpy may not know it
+    if is_torch(value) and str(value.dtype) != f"torch.{spec.dtype}":  # numpy may not know it
         raise InputError(
             f"{role} '{spec.name}' has dtype {str(value.dtype)[6:]}, expected {spec.dtype}; "
             f"convert it with x.to(torch.{spec.dtype})"
         )
     try:
-        if _is_torch(value) and not value.requires_grad and value.device.type == "cpu":
+        if is_torch(value) and not value.requires_grad and value.device.type == "cpu":
             torch = sys.modules["torch"]
             if value.dtype == torch.bfloat16:  # numpy does not know bfloat16
                 return value.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
@@ -182,18 +182,15 @@ def _from_dlpack(spec: TensorSpec, value: Any, role: str) -> np.ndarray:
         ) from error
 
 
-def _is_torch(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch"
-
-
 def like(example: Any, array: np.ndarray) -> Any:
     """The array as a tensor of the library that the example comes from. Copies nothing and imports
     nothing.
     """
     if isinstance(example, np.ndarray):
         return array
-    module = sys.modules.get(type(example).__module__.partition(".")[0])
-    if module is not None and module.__name__ == "torch":
+    name = "torch" if is_torch(example) else type(example).__module__.partition(".")[0]
+    module = sys.modules.get(name)
+    if module is not None and name == "torch":
         if array.dtype.name == "bfloat16":
             return module.from_numpy(array.view(np.int16)).view(module.bfloat16)
         return module.from_numpy(array)

@@ -113,6 +113,8 @@ class Chosen:
 
 def choose_some(metadata: Mapping[str, Any], dims: Mapping[str, Any], where: object) -> Chosen:
     """The models that have these sizes. Raises :class:`OptionError` if no model has them."""
+    if not isinstance(dims, Mapping):
+        raise OptionError(f"dims={dims!r}: give the sizes by name, as in dims={{'batch': 4}}")
     covered, known = Covered.of(metadata), dims_of(metadata)
     for name, size in dims.items():
         if name not in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -287,13 +288,16 @@ def _torch(
             for name, n in zip(names, places, strict=True)
         }
 
+    first = next(itertools.chain(module.parameters(), module.buffers()), None)
+    device = "cpu" if first is None else first.device
+
     def run(inputs: Mapping[str, Array], change: Any = None) -> Sequence[Array]:
         def changed(tensor: Any) -> Any:
             return change(tensor) if change and tensor.is_floating_point() else tensor
 
         given = list(leaves)
         for name, place in zip(names, places, strict=True):
-            given[place] = changed(_tensor(torch, inputs[name]))
+            given[place] = changed(_tensor(torch, inputs[name]).to(device))
         arguments, keywords = pytree.tree_unflatten(given, tree)
         with torch.inference_mode():
             own = {name: changed(buffer.clone()) for name, buffer in module.named_buffers()}
@@ -313,7 +317,12 @@ def _tensor(torch: Any, array: Array) -> Any:
 
 
 def _numpy(torch: Any, tensor: Any) -> Array:
-    tensor = tensor.detach()
+    """A tensor of any device; a complex one as floats with a last axis of 2, as a library gives it.
+    """
+    tensor = tensor.detach().cpu()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg()
     if tensor.dtype == torch.bfloat16:
         array: Array = tensor.contiguous().view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
         return array

@@ -62,44 +62,49 @@ def verify(
     why, and bounded outputs are held to their operator's absolute accuracy
     (:mod:`gtco.verification.floors`).
     """
-    model = getattr(compiled, "model", compiled)
-    precision = getattr(model, "metadata", {}).get("precision", "fp32")
+    for spec in (*compiled.inputs, *compiled.outputs):
+        if several := [size for size in spec.shape if isinstance(size, str)]:
+            raise VerificationError(
+                f"the library has several sizes of {several[0]!r}: verify one at a time, as "
+                "gtco.load(path, dims=...) opens it"
+            )
+    precision = getattr(compiled, "metadata", {}).get("precision", "fp32")
     bound = BOUNDS[precision]
     tolerance = bound.tolerance if tolerance is None else tolerance
     top1: Top1 | None = None
     settled = Settling(bound, tolerance, precision)
     differences: list[Difference] = []
-    sizes = {spec.name: int(np.prod(spec.shape)) for spec in model.outputs}
+    sizes = {spec.name: int(np.prod(spec.shape)) for spec in compiled.outputs}
     with ExitStack() as stack:
         source = open_reference(
-            reference, stack, [spec.name for spec in model.inputs], example_inputs
+            reference, stack, [spec.name for spec in compiled.inputs], example_inputs
         )
-        ranges = accepted_ranges(model.inputs, source, seed)
+        ranges = accepted_ranges(compiled.inputs, source, seed)
         known = source.roles or {}
         # a small step changes what these choose
         fixed = [
             s.name
-            for s in model.inputs
+            for s in compiled.inputs
             if mask_of(s, source.roles) is not None or table_of(known.get(s.name))
         ]
-        tried = cases(model.inputs, seed, source.roles, ranges)
-        if source.examples is not None and _fit(model.inputs, source.examples):
+        tried = cases(compiled.inputs, seed, source.roles, ranges)
+        if source.examples is not None and _fit(compiled.inputs, source.examples):
             tried = {"example": dict(source.examples), **tried}
         for case, inputs in tried.items():
             expected = _answer(source, case, inputs)
-            actual = model.run(inputs)
-            if len(expected) != len(model.outputs):
+            actual = compiled.run(inputs)
+            if len(expected) != len(compiled.outputs):
                 raise VerificationError(
                     f"{source.name} gives {len(expected)} outputs, the compiled model has "
-                    f"{len(model.outputs)}: not the same model"
+                    f"{len(compiled.outputs)}: not the same model"
                 )
             pairs = [
                 (spec.name, actual[spec.name], e)
-                for spec, e in zip(model.outputs, expected, strict=True)
+                for spec, e in zip(compiled.outputs, expected, strict=True)
             ]
             differences += held(source, case, inputs, pairs, fixed, settled)
-        if precision != "fp32" and is_classifier(model.inputs, model.outputs):
-            top1 = same_class_first(model, source.run, seed, source.roles, ranges, tolerance)
+        if precision != "fp32" and is_classifier(compiled.inputs, compiled.outputs):
+            top1 = same_class_first(compiled, source.run, seed, source.roles, ranges, tolerance)
     differences += nothing_compared(differences, sizes)
     judge = source.judge.name if source.judge and any(d.judged for d in differences) else None
     report = VerificationReport(

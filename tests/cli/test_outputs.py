@@ -64,6 +64,27 @@ def test_a_stranger_is_not_written_over(content, models, tmp_path, capsys):
     assert path.read_bytes() == content
 
 
+def test_a_header_of_somebody_is_not_written_over(models, tmp_path, capsys):
+    library, header = tmp_path / "m.so", tmp_path / "m.h"
+    header.write_text("#pragma once\n")
+    model = models / "first" / "m.onnx"
+    assert compiled(model, "-o", str(library)) == 1
+    said = capsys.readouterr().err
+    assert str(header) in said and "--force" in said
+    assert header.read_text() == "#pragma once\n" and not library.exists()
+    assert compiled(model, "-o", str(library), "--force") == 0
+    assert compiled(model, "-o", str(library)) == 0  # its own
+    assert "compiled by gtco" in header.read_text()
+
+
+def test_the_ending_of_an_onnx_file_does_not_matter(models, tmp_path):
+    model = tmp_path / "m.model"
+    model.write_bytes((models / "first" / "m.onnx").read_bytes())
+    for _ in range(2):
+        assert compiled(model, "-o", str(tmp_path / "m.so")) == 0
+    assert compiled(models / "other" / "m.onnx", "-o", str(tmp_path / "m.so")) == 1
+
+
 def test_two_models_of_one_name_are_refused(models, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     both = [str(models / name / "m.onnx") for name in ("first", "other")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -252,6 +253,55 @@ def test_open_sizes_are_compiled_when_they_are_run(tmp_path, monkeypatch):
     check_same(fixed.run(None, given), theirs.run(None, given))
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_session_stays_with_the_model_that_it_read(tmp_path, gone):
+    """Whatever becomes of the file; ONNX Runtime does so too."""
+    path = tmp_path / "m.onnx"
+    onnx.save(two_ends("rows"), path)
+    ours = gtco.InferenceSession(path, threads=1)
+    theirs = onnxruntime.InferenceSession(path)
+    for rows in (1, 4):
+        given = feeds(rows)
+        check_same(ours.run(None, given), theirs.run(None, given))
+        if gone:
+            path.unlink(missing_ok=True)
+        else:
+            onnx.save(two_ends("rows"), path)
+
+
+def test_a_forked_child_runs_asynchronously(model):
+    session = gtco.InferenceSession(model.SerializeToString(), threads=1)
+    done = threading.Event()
+
+    def run():
+        done.clear()
+        session.run_async(None, feeds(), lambda results, data, error: done.set(), None)
+        return done.wait(60)
+
+    assert run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are threads
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if run() else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert run()
+
+
+def test_what_is_no_tensor_is_said():
+    tensor = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
+    node = helper.make_node("SequenceConstruct", ["x"], ["y"])
+    output = helper.make_value_info("y", kind)
+    file = helper.make_model(helper.make_graph([node], "g", [tensor], [output]), ir_version=9)
+    with pytest.raises(GtcoError, match=r"'y' is not a tensor \(sequence_type\)"):
+        gtco.InferenceSession(file.SerializeToString())
+
+
 @pytest.mark.parametrize("sizes", [(-1, "?", "?"), ("?", None, -1)])
 def test_sizes_that_exporters_write_for_unknown_are_open(sizes):
     """PaddlePaddle's write -1, and ``?`` for sizes that differ."""
@@ -360,6 +410,11 @@ def test_options_of_onnxruntime_and_other_mistakes(model):
         gtco.SessionOptions().add_session_config_entry("session.disable_prepacking", "1")
     with pytest.raises(GtcoError, match="unknown option presicion"):
         gtco.InferenceSession(mlp().SerializeToString(), presicion="bf16")
+    with pytest.raises(GtcoError, match="unknown option presicion"):
+        gtco.InferenceSession(two_ends("rows").SerializeToString(), presicion="bf16")
+    for name in ("shapes", "dims"):
+        with pytest.raises(OptionError, match="add_free_dimension_override_by_name"):
+            gtco.InferenceSession(two_ends("rows").SerializeToString(), **{name: {"rows": 4}})
     with pytest.raises(InputError, match="device_type='cuda'"):
         gtco.OrtValue.ortvalue_from_numpy(np.zeros(2), "cuda")
     with pytest.raises(AttributeError, match=r"docs/onnxruntime\.md"):

@@ -193,6 +193,22 @@ def test_a_tensor_that_stands_for_the_negative_of_its_memory(small: Path) -> Non
         check(tuple(result.numpy() for result in results), x, mask)
 
 
+def test_tensors_of_a_class_made_of_torchs(small: Path) -> None:
+    """Such as torchvision's images."""
+    torch = pytest.importorskip("torch")
+
+    class Image(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    x, mask = example_inputs()
+    negative = torch.complex(torch.zeros(x.shape), -torch.from_numpy(x)).conj().imag
+    with load(small) as model:
+        for given in (torch.from_numpy(x), negative):
+            results = model(given.as_subclass(Image), torch.from_numpy(mask))
+            assert all(isinstance(result, torch.Tensor) for result in results)
+            check(tuple(result.numpy() for result in results), x, mask)
+
+
 def test_torchs_bfloat16_in_and_out() -> None:
     torch = pytest.importorskip("torch")
     spec = TensorSpec("x", "bfloat16", (5, 3))

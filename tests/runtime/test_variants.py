@@ -371,6 +371,8 @@ def test_a_model_of_one_shape_takes_its_shapes_and_needs_none(
     assert "axis 0 of input 'x' has size 5" in _refused(dll, handle, shapes((5, COLUMNS), (5,)))
     dll.gtco_close(handle)
     model.close()
+    with pytest.raises(OptionError, match="give the sizes by name"):
+        load(tmp_path / "one.so", dims=[4])  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="it was compiled for one shape"):
         load(tmp_path / "one.so", dims={"rows": 4})
 

@@ -258,6 +258,29 @@ def test_nan_everywhere_is_no_agreement():
     assert verify(some, lambda inputs: [some.function(inputs["x"])]).passed
 
 
+def test_complex_outputs_are_compared_as_a_library_has_them():
+    """As floats with a last axis of 2; torch's own tensor may stand for the conjugate."""
+    torch = pytest.importorskip("torch")
+
+    class Conjugate(torch.nn.Module):
+        def forward(self, x):
+            return torch.complex(x, 2 * x).conj(), torch.complex(x, x).conj().imag
+
+    class Both(Fake):
+        def run(self, inputs):
+            x = inputs["x"]
+            return {"z": np.stack([x, -2 * x], axis=-1), "i": -x}
+
+    outputs = (TensorSpec("z", "float32", (2, 8, 2)), TensorSpec("i", "float32", (2, 8)))
+    assert verify(Both(None, outputs=outputs), Conjugate(), example_inputs=torch.zeros(2, 8)).passed
+
+
+def test_a_library_of_several_sizes_is_opened_with_one_of_them():
+    several = Fake(None, outputs=(TensorSpec("y", "float32", ("batch", 8)),))
+    with pytest.raises(VerificationError, match=r"several sizes of 'batch'.*dims="):
+        verify(several, lambda inputs: [inputs["x"]])
+
+
 def test_another_shape_dtype_or_number_of_outputs_is_a_failure():
     assert "shape" in compare("c", "y", np.zeros(3), np.zeros(2), 1e-3).failure
     other = compare("c", "y", np.zeros(3, np.float64), np.zeros(3, np.float32), 1e-3)

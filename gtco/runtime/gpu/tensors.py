@@ -39,7 +39,7 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = c_void_p, (ctypes.py_objec
 
 def device_of(value: Any) -> int | None:
     """The number of the GPU that a tensor is on; None for any other value."""
-    if _is_torch(value):
+    if is_torch(value):
         return int(value.get_device()) if value.is_cuda else None
     ask = getattr(value, "__dlpack_device__", None)
     if ask is None:
@@ -203,9 +203,9 @@ class Caller:
         """
         if self._torch is not None and not self._at_home:
             external = self._external()
-            for value in filter(_is_torch, values):
+            for value in filter(is_torch, values):
                 value.record_stream(external)
-        return [value for value in values if not _is_torch(value)]
+        return [value for value in values if not is_torch(value)]
 
     def _external(self) -> Any:
         device = self._torch.device("cuda", self.ordinal)
@@ -214,13 +214,16 @@ class Caller:
         return self._torch.cuda.ExternalStream(self.stream, device=device)
 
 
-def _is_torch(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch"
+def is_torch(value: Any) -> bool:
+    """True for torch's tensors, and for those of classes that others made of it. Imports nothing.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 
 
 def _torch(values: Sequence[Any]) -> Any:
     """torch, if a value is its tensor on a GPU, else None. Imports nothing."""
-    found = any(_is_torch(value) and device_of(value) is not None for value in values)
+    found = any(is_torch(value) and device_of(value) is not None for value in values)
     return sys.modules.get("torch") if found else None
 
 
