@@ -45,6 +45,9 @@ TO_NHWC: Axes = (0, 2, 3, 1)
 TO_NCHW: Axes = (0, 3, 1, 2)
 _NHWC_ALONE = frozenset(["conv2d", "conv_transpose2d", "grid_sample"])
 _EITHER = frozenset(["max_pool2d", "avg_pool2d", "resize2d"])
+# A permutation is pulled above so many operators at most: each takes five of Python's frames, and
+# Python allows 1000.
+DEEPEST = 64
 
 # A way to have a tensor permuted: elements that must really be moved, and how to build it.
 Way = tuple[int, Callable[[], str]]
@@ -130,6 +133,7 @@ class _Pass:
         self.down: set[str] = set()
         self.folded: dict[tuple[str, Axes], str] = {}
         self.current = ""  # the permutation that is being pulled: it may not replace itself
+        self.deep = 0  # the operators above which the current way is pulled
         self.built: dict[tuple[str, Axes], str] = {}  # in the current way: x + x pulls x once
 
     # -- conversion --------------------------------------------------------------------------------
@@ -286,9 +290,13 @@ class _Pass:
                 return None
             moved, build = self._way(source, invert(swapped[1]))
             return moved, lambda: graph.add("reshape", [build()], target, name=maker.name)
-        if graph.only_user(maker.output) is None:
+        if self.deep == DEEPEST or graph.only_user(maker.output) is None:
             return None
-        return self._way_op(maker, axes)
+        self.deep += 1
+        try:
+            return self._way_op(maker, axes)
+        finally:
+            self.deep -= 1
 
     def _way_op(self, op: Operator, axes: Axes) -> Way | None:
         """``permute(op(...), axes)`` as ``op`` on permuted inputs."""
@@ -297,19 +305,21 @@ class _Pass:
         if passed is None:
             return None
         attrs, which = passed
-        plans = [
-            self._way_operand(name, axes) if wanted else (0, _give(name))
-            for name, wanted in zip(op.inputs, which, strict=True)
-        ]
+        operands = list(zip(op.inputs, which, strict=True))
+        plans = {  # one of x * x, or each level of a power would double them
+            (name, wanted): self._way_operand(name, axes) if wanted else (0, _give(name))
+            for name, wanted in dict.fromkeys(operands)
+        }
         target = TensorType(permuted(op.type.shape, axes), op.type.dtype)
 
         def build() -> str:
-            inputs = tuple(make() for _, make in plans)
+            made = {operand: make() for operand, (_, make) in plans.items()}
+            inputs = tuple(made[operand] for operand in operands)
             return graph.put(
                 Operator(op.kind, inputs, graph.fresh(f"{op.output}_p"), target, attrs, op.name)
             )
 
-        return sum(moved for moved, _ in plans), build
+        return sum(moved for moved, _ in plans.values()), build
 
     def _way_operand(self, name: str, axes: Axes) -> Way:
         """An input of an element-wise operator. If it has fewer axes, leading axes of size 1 are

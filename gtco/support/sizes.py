@@ -229,9 +229,14 @@ def sizes_of_variants(dims: Mapping[str, Any]) -> list[dict[str, int]]:
     ]
 
 
+def number_of_variants(dims: Mapping[str, Any]) -> int:
+    """The number of :func:`sizes_of_variants`, which may be too many to be made."""
+    return prod(len(sizes) for sizes in listed(dims).values())
+
+
 def several(dims: Mapping[str, Any]) -> bool:
     """True if a library of these sizes runs more than one shape, or a range in parts."""
-    return range_of(dims) is not None or len(sizes_of_variants(dims)) > 1
+    return range_of(dims) is not None or number_of_variants(dims) > 1
 
 
 def evenly_spread(sizes: Sequence[Mapping[str, int]], most: int) -> list[int]:

@@ -234,6 +234,22 @@ def test_an_operator_that_mixes_axes_keeps_its_permutation() -> None:
     assert sizes(made) == [("conv2d", (0, 2, 3, 1)), ("reshape", (0, 3, 1, 2))]
 
 
+def test_chains_of_hundreds_of_operators() -> None:
+    """Python's stack does not hold a walk through all of them, and squares of squares would be
+    walked 2^30 times.
+    """
+    b = Build(1, 8, 6, 6)
+    x = b.conv("x", 8)
+    for _ in range(400):
+        x = b("tanh", x)
+    same(b.done(b.conv(x, 8)))
+    b = Build(1, 8, 6, 6)
+    x = b("tanh", "x")
+    for _ in range(30):
+        x = b("multiply", x, x)
+    same(b.done(b.conv(x, 8)))
+
+
 def test_no_spatial_operators_nothing_moves() -> None:
     b = Build(2, 5, 8)
     x = b.reshape(b.linear("x", 24), 2, 5, 3, 2, 4)

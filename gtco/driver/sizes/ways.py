@@ -22,9 +22,9 @@ from gtco.support.sizes import (
     dim_text,
     listed,
     names_of,
+    number_of_variants,
     range_of,
     read,
-    sizes_of_variants,
 )
 
 MANY = 64  # sizes of a range of which each is compiled: fewer may do, and compile sooner
@@ -40,9 +40,9 @@ def ways(dims: Mapping[str, Any]) -> list[Dims]:
     ranges = [key for key, sizes in given.items() if isinstance(sizes, Range)]
     every = [_way(given, key) for key in (*ranges, None)]
     allowed = [way for way in every if way is not None]
-    fitting = [way for way in allowed if len(sizes_of_variants(way)) <= _most(way)]
+    fitting = [way for way in allowed if number_of_variants(way) <= _most(way)]
     if not fitting:
-        nearest = min(allowed, key=lambda way: len(sizes_of_variants(way)))
+        nearest = min(allowed, key=number_of_variants)
         raise OptionError(f"dims: {_too_many(nearest)}")
     return fitting
 

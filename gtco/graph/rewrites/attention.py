@@ -204,13 +204,17 @@ def _apart(graph: Graph, term: str, factor: float, hidden: float | None) -> bool
 
 def _reaches_product(graph: Graph, tensor: str) -> bool:
     """True if peeling can go on at ``tensor`` (checked before anything is added to the graph)."""
-    op = graph.producer(tensor)
-    if op is None or graph.only_user(tensor) is None:
-        return False
-    if op.kind == "matmul":
-        return True
-    if op.kind in ("multiply", "add", "where", "reshape"):
-        return any(_reaches_product(graph, source) for source in op.inputs)
+    left, seen = [tensor], {tensor}
+    while left:
+        tensor = left.pop()
+        op = graph.producer(tensor)
+        if op is None or graph.only_user(tensor) is None:
+            continue
+        if op.kind == "matmul":
+            return True
+        if op.kind in ("multiply", "add", "where", "reshape"):
+            left += {*op.inputs} - seen
+            seen |= {*op.inputs}
     return False
 
 

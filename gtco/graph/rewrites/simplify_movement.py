@@ -5,6 +5,7 @@ before: reshape(reshape(x))                         after: reshape(x)
 before: permute(permute(x))                         after: permute(x), or x
 before: reshape(permute(x)), only units change      after: permute(reshape(x))
 before: reshape(permute(reshape(x))), axes split    after: permute(reshape(x))
+before: add(x, broadcast(y)), of x's shape          after: add(x, y)
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ _ROUNDS = 20
 
 
 def simplify_movement(graph: Graph) -> Graph:
-    """Runs the rules to a fixed point."""
+    """Runs the rules until they change nothing, or so many rounds."""
     for _ in range(_ROUNDS):
         before = graph.operators
         graph = apply_rule(graph, _RULES, lambda g, op: _RULES[op.kind](g, op))
+        graph = apply_rule(graph, BROADCASTING, _of_narrow)
         graph = sink_reshapes(graph)
         if graph.operators == before:
             break
@@ -142,14 +144,21 @@ def _cast(graph: Graph, op: Operator) -> str | None:
 
 
 def _broadcast(graph: Graph, op: Operator) -> str | None:
-    if graph.types[op.inputs[0]] == op.type:
-        return op.inputs[0]
-    user = graph.only_user(op.output)
-    if user is not None and user.kind in BROADCASTING:  # the user broadcasts anyway
-        shapes = [graph.types[op.inputs[0] if t == op.output else t].shape for t in user.inputs]
-        if broadcast_shapes(*shapes) == user.type.shape:
-            return op.inputs[0]
-    return None
+    return op.inputs[0] if graph.types[op.inputs[0]] == op.type else None
+
+
+def _of_narrow(graph: Graph, op: Operator) -> str | None:
+    """The operator of what its inputs are broadcast from, where it broadcasts them anyway."""
+    inputs = list(op.inputs)
+    for n, tensor in enumerate(inputs):
+        wide = made_by(graph, tensor, "broadcast")
+        if wide is not None:
+            narrow = [*inputs[:n], *wide.inputs, *inputs[n + 1 :]]
+            if broadcast_shapes(*(graph.types[x].shape for x in narrow)) == op.type.shape:
+                inputs = narrow
+    if tuple(inputs) == op.inputs:
+        return None
+    return graph.add(op.kind, inputs, op.type, name=op.name, **dict(op.attrs))
 
 
 def _pad(graph: Graph, op: Operator) -> str | None:

@@ -225,6 +225,12 @@ def test_what_has_too_many_sizes(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_more_sizes_than_memory_holds_are_counted() -> None:
+    """They would be 2^46 dictionaries."""
+    with pytest.raises(OptionError, match="one library has at most"):
+        ways({"a": "1..1048576", "b": "1..1048576", "c": "1..64"})
+
+
 def test_ways() -> None:
     """A range in parts comes first, and what there is no room for is left out."""
 

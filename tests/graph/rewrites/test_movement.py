@@ -86,6 +86,23 @@ def test_movement_that_undoes_itself_goes() -> None:
     same(build(body), {"relu": 1})
 
 
+def test_what_is_broadcast_for_an_operator_that_broadcasts_stays_narrow() -> None:
+    """A mask that a file expands to all heads and rows is one row for each sample."""
+
+    def masked(g: Graph, x: str) -> str:
+        mask = g.add("slice", (x,), TensorType((2, 1, 8)), begin=(0, 0, 0), strides=(1, 1, 1))
+        return g.add("add", (x, g.add("broadcast", (mask,), TensorType((2, 5, 8)))))
+
+    def both(g: Graph, x: str) -> str:
+        row = g.add("slice", (x,), TensorType((1, 1, 8)), begin=(0, 0, 0), strides=(1, 1, 1))
+        one = g.add("slice", (x,), TensorType((2, 1, 1)), begin=(0, 0, 0), strides=(1, 1, 1))
+        wide = [g.add("broadcast", (y,), TensorType((2, 5, 8))) for y in (row, one)]
+        return g.add("multiply", wide)
+
+    same(build(masked), {"slice": 1, "add": 1})
+    same(build(both), {"slice": 2, "multiply": 1, "broadcast": 1})
+
+
 def test_nothing_is_joined_and_nothing_is_rolled() -> None:
     """Tensors without elements: no part of the concatenation has any, and no shift counts."""
 

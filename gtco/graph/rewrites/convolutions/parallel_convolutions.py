@@ -30,7 +30,7 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     reader = graph.only_user(op.output)
     if reader is not None and reader.kind == "add" and reader.type == op.type:
         return None  # a part of a longer sum
-    terms = _terms(graph, op, op)
+    terms = _terms(graph, op)
     found = [conv for term in terms if (conv := _convolution(graph, op, term)) is not None]
     found.sort(key=lambda conv: -prod(graph.types[conv.inputs[1]].sizes[2:]))
     for number, wide in enumerate(found):
@@ -55,15 +55,24 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     return None
 
 
-def _terms(graph: Graph, op: Operator, root: Operator) -> list[str]:
-    """What the adds that end in ``root`` add up."""
+def _terms(graph: Graph, root: Operator) -> list[str]:
+    """What the adds that end in ``root`` add up. An inner x + x stays a term: sums of such double
+    at each level.
+    """
     terms: list[str] = []
-    for tensor in op.inputs:
+    left = list(reversed(root.inputs))
+    while left:
+        tensor = left.pop()
         inner = made_by(graph, tensor, "add")
-        if inner is None or inner.type != root.type or graph.only_user(tensor) is None:
+        if (
+            inner is None
+            or inner.type != root.type
+            or len({*inner.inputs}) == 1
+            or graph.only_user(tensor) is None
+        ):
             terms.append(tensor)
         else:
-            terms += _terms(graph, inner, root)
+            left += reversed(inner.inputs)
     return terms
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites import canonicalize
+from gtco.graph.rewrites.convolutions.parallel_convolutions import parallel_convolutions
 from gtco.support.later import Later
+from gtco.tensor.stage import TensorType
 from tests.graph.rewrites.products import PLAIN, products
 from tests.graphs import RNG, build, same, weights
 from tests.kernels import fresh_seed
@@ -41,6 +43,29 @@ def test_branches_of_one_tensor_become_one_convolution() -> None:
 
     same(build(vgg, (2, 6, 7, 5)), {"conv2d": 1, "add": 1, "relu": 1})
     same(build(vit, (2, 6, 7, 5)), {"conv2d": 1, "add": 1})
+
+
+def test_sums_of_any_length() -> None:
+    """More terms than Python's stack holds, and sums that double at each level."""
+
+    def long(g: Graph, x: str) -> str:
+        total = sized(g, x, 6, (1, 1))
+        for _ in range(1200):
+            total = g.add("add", (total, g.add("tanh", (x,))))
+        return g.add("add", (total, sized(g, x, 6, (1, 1))))
+
+    def doubled(g: Graph, x: str) -> str:
+        total = g.add("add", (sized(g, x, 6, (1, 1)), x))
+        for _ in range(40):
+            total = g.add("add", (total, total))
+        return total
+
+    made = Graph(("x",), (), {"x": TensorType((1, 6, 4, 4))})
+    made.outputs = (long(made, "x"),)
+    assert parallel_convolutions(made.check()).histogram()["conv2d"] == 1
+    made = Graph(("x",), (), {"x": TensorType((1, 6, 4, 4))})
+    made.outputs = (doubled(made, "x"),)
+    parallel_convolutions(made.check()).check()
 
 
 @pytest.mark.parametrize(
