@@ -378,7 +378,8 @@ def compilation_at(
     if given and not is_onnx(model) and not is_program(model):
         from gtco.frontend.pytorch.examples import resized
 
-        example_inputs = resized(model, example_inputs, given)
+        # made when they are needed: those of hundreds of sizes do not fit memory together
+        example_inputs = partial(resized, model, example_inputs, given)
         given = {}
     own = replace(options, shapes={**options.shapes, **given}, dims={})
     if shared is None:

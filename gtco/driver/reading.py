@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """A model and the inputs that it is exported with. ``shared``: what it has in common with the
-    other variants of its library.
+    """A model and the inputs that it is exported with, or a ``partial`` that makes them.
+    ``shared``: what it has in common with the other variants of its library.
     """
 
     def __init__(self, model: Any, example_inputs: Any, shared: Shared | None) -> None:
-        self.model, self.example_inputs, self.shared = source_of(model), example_inputs, shared
+        self.model, self._examples, self.shared = source_of(model), example_inputs, shared
         self._opened: Any = None  # between opening and reading it
+
+    @property
+    def example_inputs(self) -> Any:
+        return self._examples() if isinstance(self._examples, partial) else self._examples
 
     def opened(self, options: CompileOptions) -> Any:
         """The model as its frontend opens it: an ``OnnxSource``, or for PyTorch what ``export``

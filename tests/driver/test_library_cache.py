@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 import gtco
 from gtco.cli import arguments
-from gtco.compiler import _options, compile_to_file
+from gtco.compiler import checked, compile_to_file
 from gtco.driver.backend import backend_of
 from gtco.driver.cache import caching
 from gtco.driver.cache import key as cache_key
@@ -105,7 +105,7 @@ def test_what_went_wrong_once_is_not_kept(cache, tmp_path, monkeypatch):
 
 
 def keys(models, **options):
-    chosen = _options(options)
+    chosen = checked(options)
     machine = target(chosen.target)
     made = [Library(model, Path(output), None, chosen, silent) for model, output in models]
     with ExitStack() as stack:
@@ -199,7 +199,7 @@ def test_a_file_of_records_that_grows_and_a_dump_use_no_cache(monkeypatch):
     cpu = backend_of(target("native"))
 
     def used(**given):
-        chosen = _options(given)
+        chosen = checked(given)
         return caching.cache_of(chosen, cpu.effort(chosen.tune)) is not None
 
     assert used() and used(tune="quick") and used(records="some.records")
