@@ -18,8 +18,8 @@ from gtco.tensor.sketch import possible, space_of
 from gtco.tensor.space import Config, Pick, Sketch, check
 from gtco.tensor.stage import Operator, Stage, TensorType
 
-# The share of the least time for products that a floor may count on: Strassen's algorithm multiplies
-# 7/8 of what is written.
+# The share of the least time for products that a floor may count on. Strassen's algorithm
+# multiplies 7/8 of what is written.
 CERTAIN = 0.86
 
 
