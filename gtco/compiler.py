@@ -47,7 +47,7 @@ from gtco.support.options import (
     check_whole,
     path_of,
 )
-from gtco.support.sizes import fixed_sizes, range_of, sizes_of_variants
+from gtco.support.sizes import fixed_sizes, number_of_variants, range_of
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -348,6 +348,9 @@ def _known(given: Mapping[str, Any], options: type) -> dict[str, Any]:
 
 
 def checked(given: Mapping[str, Any]) -> CompileOptions:
+    """The options by name as one value. Raises :class:`OptionError` for one that is unknown, or
+    that cannot be.
+    """
     known = _known(given, CompileOptions)
     for name in ("dump", "records"):
         if name in known:
@@ -362,9 +365,9 @@ def _one_shape(options: CompileOptions) -> CompileOptions:
             f"dims gives '{found[0]}' the range {found[1]}, and this is made for one shape: give "
             "each dimension one size"
         )
-    if len(variants := sizes_of_variants(options.dims)) > 1:
+    if (number := number_of_variants(options.dims)) > 1:
         raise OptionError(
-            f"dims asks for {len(variants)} variants, and this is made for one shape: give each "
+            f"dims asks for {number} variants, and this is made for one shape: give each "
             "dimension one size"
         )
     return replace(options, shapes={**options.shapes, **fixed_sizes(options.dims)}, dims={})

@@ -272,6 +272,15 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
     return model, path
 
 
+def not_a_tensor(what: str, value: onnx.ValueInfoProto) -> UnsupportedError:
+    """The error for an input or output that is none. ``what`` says which of both it is."""
+    kind = value.type.WhichOneof("value")
+    found = "of no type" if kind in (None, "tensor_type") else kind
+    return UnsupportedError(
+        f"{what} '{value.name}' is not a tensor ({found}); gtco compiles only models of tensors"
+    )
+
+
 def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.ValueInfoProto]:
     """The inputs at run time. Raises UnsupportedError unless each is a tensor of a type that gtco
     supports.
@@ -280,10 +289,7 @@ def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.Val
     inputs = [v for v in model.graph.input if v.name not in weights and v.name not in inside]
     for value in inputs:
         if not value.type.HasField("tensor_type"):
-            raise UnsupportedError(
-                f"input '{value.name}' is not a tensor ({value.type.WhichOneof('value')}); gtco "
-                "compiles only models of tensors"
-            )
+            raise not_a_tensor("input", value)
         require_type(f"input '{value.name}'", value.type.tensor_type.elem_type)
     return inputs
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gtco.integrations.session_model import SessionModel
 from gtco.integrations.session_options import (
     RunOptions,
     SessionOptions,
@@ -38,7 +39,7 @@ from gtco.runtime.binding import feeds_of
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import TensorSpec
 from gtco.support.dtypes import numpy_dtype
-from gtco.support.errors import InputError, OptionError, UnsupportedError
+from gtco.support.errors import InputError, OptionError
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _TIMES = "'gtco inspect model.so' times every stage, and so does gtco.Model.profile"
@@ -137,7 +138,7 @@ class InferenceSession:
         self._lock = threading.Lock()
         self._runner: ThreadPoolExecutor | None = None
         _SESSIONS.add(self)
-        self._source: _Source | None = None
+        self._source: SessionModel | None = None
         if _is_library(path_or_bytes):
             if options or sizes_of(self._options):
                 given = ", ".join([*options, *sizes_of(self._options)])
@@ -147,10 +148,11 @@ class InferenceSession:
             self._only: Model | None = self._opened(path_or_bytes)
             self._meta = ModelMetadata("gtco", self._only.metadata["name"])
         else:
-            _check_options(options)
-            self._source = _Source(path_or_bytes, sizes_of(self._options), options)
+            self._source = SessionModel(path_or_bytes, sizes_of(self._options), options)
             self._meta = self._source.meta
             self._only = None if self._source.is_open else self._compiled({})
+            if self._only is not None:
+                self._source = None  # its weights are in the library
         self._providers = [CPU if self._only is None or self._only.device is None else CUDA]
         self.set_providers(providers, provider_options)
         if self._only is None:
@@ -361,20 +363,6 @@ def _kept_folder() -> Iterator[Path]:
         raise
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name in ("shapes", "dims", "dynamic_shapes", "example_inputs"):
-        if name in options:
-            raise OptionError(
-                f"{name}: a session compiles the sizes that its runs have. "
-                "SessionOptions.add_free_dimension_override_by_name fixes one, and "
-                f"gtco.compile_to_file(model, 'model.so', {name}=...) makes a library that a "
-                "session opens"
-            )
-    from gtco.compiler import checked
-
-    checked(options)  # a model of open sizes would show a wrong one in its first run alone
-
-
 def _is_library(source: Any) -> bool:
     if isinstance(source, bytes | bytearray):
         return source[:4] == b"\x7fELF"
@@ -391,76 +379,3 @@ def _check_memory(name: str, array: np.ndarray, result: np.ndarray) -> None:
             f"output '{name}' is {result.dtype} of shape {result.shape}, and memory is bound for "
             f"{array.dtype} of shape {array.shape}"
         )
-
-
-class _Source:
-    """An ONNX model, and what is known of it before it is compiled."""
-
-    def __init__(self, source: Any, sizes: Mapping[str, int], options: Mapping[str, Any]) -> None:
-        from onnx import helper
-
-        from gtco.frontend.onnx import read_onnx
-
-        own = isinstance(source, bytes | bytearray)  # a copy, which the caller does not change
-        self.sizes, self.options = dict(sizes), dict(options)
-        # Later sizes are compiled of what was read, whatever becomes of the file.
-        self.model = read = read_onnx(bytes(source) if own else Path(source))
-        graph = read.skeleton.graph
-        known = {tensor.name for tensor in graph.initializer} | set(read.weights)
-
-        def node(value: Any) -> NodeArg:
-            kind = value.type.tensor_type
-            if not kind.elem_type:
-                what = value.type.WhichOneof("value") or "of no type"
-                raise UnsupportedError(
-                    f"'{value.name}' is not a tensor ({what}); gtco compiles only models of tensors"
-                )
-            shape: list[int | str | None] = []
-            for dim in kind.shape.dim:
-                known_size = dim.dim_value > 0  # some exporters write -1 for an open size
-                given = dim.dim_value if known_size else dim.dim_param or None
-                shape.append(self.sizes.get(given, given) if isinstance(given, str) else given)
-            dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name
-            return NodeArg(value.name, type_of(dtype), shape)
-
-        self.inputs = [node(value) for value in graph.input if value.name not in known]
-        self.outputs = [node(value) for value in graph.output]
-        file = read.skeleton
-        self.meta = ModelMetadata(
-            file.producer_name,
-            graph.name,
-            file.domain,
-            file.doc_string,
-            graph.doc_string,
-            file.model_version,
-            {entry.key: entry.value for entry in file.metadata_props},
-        )
-
-    @property
-    def is_open(self) -> bool:
-        """True if an input has a size that is not known yet."""
-        return any(not isinstance(size, int) for node in self.inputs for size in node.shape)
-
-    def shapes_of(self, feed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the inputs. Raises InputError if they do not fit the model."""
-        found = {}
-        for node in self.inputs:
-            if node.name not in feed:
-                known = ", ".join(f"'{node.name}'" for node in self.inputs)
-                raise InputError(f"missing input '{node.name}'; the inputs are {known}")
-            shape = tuple(int(size) for size in np.shape(feed[node.name]))
-            fits = len(shape) == len(node.shape) and all(
-                not isinstance(wanted, int) or wanted == size
-                for wanted, size in zip(node.shape, shape, strict=True)
-            )
-            if not fits:
-                raise InputError(
-                    f"input '{node.name}' has shape {shape}, and the model takes {node.shape}"
-                )
-            if 0 in shape:
-                raise InputError(
-                    f"input '{node.name}' has shape {shape}, which has no elements: gtco runs "
-                    "models on one sample or more"
-                )
-            found[node.name] = shape
-        return found

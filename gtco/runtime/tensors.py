@@ -188,12 +188,12 @@ def like(example: Any, array: np.ndarray) -> Any:
     """
     if isinstance(example, np.ndarray):
         return array
-    name = "torch" if is_torch(example) else type(example).__module__.partition(".")[0]
-    module = sys.modules.get(name)
-    if module is not None and name == "torch":
+    if is_torch(example):
+        torch = sys.modules["torch"]
         if array.dtype.name == "bfloat16":
-            return module.from_numpy(array.view(np.int16)).view(module.bfloat16)
-        return module.from_numpy(array)
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+    module = sys.modules.get(type(example).__module__.partition(".")[0])
     for owner in (module, getattr(module, "dlpack", None)):
         convert = getattr(owner, "from_dlpack", None)
         if convert is not None:

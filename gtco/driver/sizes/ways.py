@@ -87,8 +87,7 @@ def _too_many(way: Dims) -> str:
     several = {key: sizes for key, sizes in listed(way).items() if len(sizes) > 1}
     most, found = _most(way), range_of(way)
     counts = " and ".join(f"{key}={dim_text(way[key])} has {len(n)}" for key, n in several.items())
-    number = prod(map(len, several.values()))
-    together = f", {number} choices together" if len(several) > 1 else ""
+    together = f", {number_of_variants(way)} choices together" if len(several) > 1 else ""
     beside = f" beside {found[0]}={found[1]}" if found else ""
     text = f"{counts} sizes{together}, and one library has at most {most}{beside}: "
     if coarse := _coarser(way, most):
