@@ -57,8 +57,9 @@ class NearReader(Reader):
     def row(self, op: Operator, index: Sequence[Expr]) -> Expr:
         known, at = self.emitter.known, self.picked(op, index)
         for name, other, row in self.rows:
-            pairs = zip(at, other, strict=name == op.output)
-            if name == op.output and all(known(a - b == 0) is True for a, b in pairs):
+            if name != op.output:
+                continue
+            if all(known(a - b == 0) is True for a, b in zip(at, other, strict=True)):
                 return row
         return super().row(op, index)
 
@@ -88,8 +89,8 @@ class BoundProbe(Probe):
     reader finds it in its ``rows``.
     """
 
-    reader: NearReader = None  # type: ignore[assignment]  # a field behind those with a default
-    lane: Expr = 0
+    reader: NearReader = field(kw_only=True)
+    lane: Expr = field(kw_only=True)
 
     def _row(self, op: Operator, index: Sequence[Expr]) -> Expr:
         picked = self.reader.picked(op, index)
