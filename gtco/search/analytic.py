@@ -4,10 +4,10 @@ measured (Helix, Section 5).
 Level 0 and the barrier come from a table (:mod:`gtco.search.calibration.rates`); the levels above
 follow equations 1 to 8.
 Three readings of the paper differ from its print. A parallel level's scaling (eq. 6) rounds up,
-since a last partial wave takes as long as a whole one. It also counts a share of a task, by which
-threads end apart: of two cuts that cost the same, the one with shorter tasks loses less where a
-core is slower or is taken away. Eq. 2's bandwidth belongs to the memory level that holds the
-working set.
+since a last partial wave takes as long as a whole one, unless its tasks are smaller. It also counts
+a share of a task, by which threads end apart: of two cuts that cost the same, the one with shorter
+tasks loses less where a core is slower or is taken away. Eq. 2's bandwidth belongs to the memory
+level that holds the working set.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gtco.tensor.analysis.filtering import least_products
 from gtco.tensor.intrinsics.table import kinds, micro_kernels, operand_of
 from gtco.tensor.space import Config, Decision, Option, Pick, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
-from gtco.tensor.workload import Stream, Workload
+from gtco.tensor.workload import Layer, Stream, Workload
 
 T = TypeVar("T", float, np.ndarray)
 
@@ -263,14 +263,14 @@ class AnalyticPolicy(PricingPolicy):
         time = work.work / self.rates.rate(work.kernel)  # eq. 3, from the table
         for piece in work.beside:
             time += piece.count * piece.units / self.rates.rate(piece.kernel)
-        tasks = waves = 1
+        tasks, waves = 1, 1.0
         for layer in work.layers:
             tasks *= layer.parallel
-            waves *= ceil(layer.parallel / self.target.cores)  # eq. 6, 7
+            waves *= self._waves(layer)  # eq. 6, 7
         cores = min(self.target.cores, max(tasks, 1))
         # Seconds of transfers; the hidden ones go on beside computing.
         first = waiting = hidden = shown = 0.0
-        for iterations, loads, stores, _, overlapped in work.layers:
+        for iterations, loads, stores, _, overlapped, _ in work.layers:
             load = sum(self.transfer(stream, cores) for stream in loads)
             store = sum(self.transfer(stream, cores) for stream in stores)
             if load:
@@ -284,6 +284,14 @@ class AnalyticPolicy(PricingPolicy):
         apart = UNEVEN if tasks > 1 else 0.0
         time = (waves + apart) * (first + waiting + step)
         return time, ceil(tasks / self.target.cores) / max(tasks, 1)
+
+    def _waves(self, layer: Layer) -> float:
+        """The time of all tasks in that of the largest one, if each core takes the next task as
+        soon as it has done one.
+        """
+        cores = self.target.cores
+        waves = ceil(layer.parallel / cores)
+        return max(1.0, min(waves, layer.parallel * layer.even / cores + 1 - 1 / cores))
 
     def transfer(self, stream: Stream, cores: int) -> float:
         """T_load or T_store (eq. 2) of one iteration, of one core. Level 0 is measured with its

@@ -35,8 +35,9 @@ class Layer(NamedTuple):
     """One level of the rKernel (Helix, Table 2): ``iterations`` (N_TmpIter) of the layer below,
     each of which loads and stores.
 
-    ``parallel`` is N_ParIter of eq. 6. ``overlapped`` is true if loads of one iteration are under
-    way while the one before computes (eq. 5); else each iteration waits for its own.
+    ``parallel`` is N_ParIter of eq. 6. The layers describe the largest of these iterations, and an
+    average one has the share ``even`` of its work. ``overlapped`` is true if loads of one iteration
+    are under way while the one before computes (eq. 5); else each iteration waits for its own.
     """
 
     iterations: float
@@ -44,6 +45,7 @@ class Layer(NamedTuple):
     stores: tuple[Stream, ...] = ()
     parallel: int = 1
     overlapped: bool = True
+    even: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from tvm import tirx
+from tvm.sym import Analyzer
 
 from gtco.tensor.intrinsics.table import KINDS, MicroKernel
 from gtco.tensor.nest.nest import Nest, Placed
-from gtco.tensor.nest.shape import cut
+from gtco.tensor.nest.shape import cut, unit_of
 
 ROW = MicroKernel(6, 2, 16)
 NEST = Nest(
@@ -67,3 +69,31 @@ def test_blocks_of_the_tile_unit_are_full_but_for_the_last(m: int, rows: int) ->
     assert shape.covered(tile, blocks) == -(-m // 16) * 16
     sets_again = len(shape.heights) > 1 and m % 16 != 0
     assert shape.configurations(tile, 1, 1) == (3 if sets_again else 1)
+
+
+@pytest.mark.parametrize("rows", [16, 32])
+@pytest.mark.parametrize("m", range(1, 100))
+def test_the_tile_unit_has_one_configuration_and_finishes_each_row_once(m: int, rows: int) -> None:
+    """The last block begins inside of the one before, and drops what that one finishes."""
+    row = MicroKernel(rows, 2, 16, KINDS["tiles"])
+    shape = cut(1, m, 64, rows, 32, 1, 1, True, unit=unit_of(row))
+    assert shape.configurations(row, shape.tasks, 7) == shape.tasks
+    finished = []
+    for block in range(shape.blocks):
+        this = tirx.const(block, "int32")
+        first, dropped, kept = (
+            int(Analyzer().simplify(found))
+            for found in (
+                tirx.const(0, "int32") + shape.first_row(this),
+                tirx.const(0, "int32") + shape.dropped(this),
+                tirx.const(0, "int32") + shape.finished(this),
+            )
+        )
+        height = shape.heights[0 if block < shape.taller else -1]
+        assert 0 <= first <= m - height
+        assert dropped + kept == height
+        assert kept in shape.finished_heights
+        finished += range(first + dropped, first + height)
+        end = tirx.const(0, "int32") + shape.end_row(this + 1)
+        assert int(Analyzer().simplify(end)) == len(finished)
+    assert finished == list(range(m))

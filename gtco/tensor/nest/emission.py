@@ -187,31 +187,32 @@ class NestLoops:
             self.finish_panel(at)
 
     def block_of(self, at: At) -> tuple[At, Expr]:
-        """The place with the block's first row, and the block's number of rows."""
+        """The place with the block's first row, and the number of rows of C that it finishes."""
         em, shape = self.em, self.shape
         this = em.let_index(at.first + at.block, "this_block")
-        tall, *low = shape.heights
-        height = tirx.Select(this < shape.taller, *map(em.number, shape.heights)) if low else tall
-        return replace(at, start=em.let_index(shape.first_row(this), "start")), height
+        at = replace(at, start=em.let_index(shape.first_row(this), "start"))
+        return at, shape.finished(this)
 
     def _block(self, at: At) -> None:
         """The product of a block of rows and a panel, and what becomes of it."""
         em, nest, shape = self.em, self.nest, self.shape
         at, height = self.block_of(at)
         this = em.index(at.first + at.block)
-        store = self.store(self.index(at), shape.heights) if nest.positions == 1 else None
+        store = self.store(self.index(at), shape.finished_heights) if nest.positions == 1 else None
         last = at.kb == nest.kblocks - 1 if nest.kblocks > 1 else True
+        dropped = em.let_index(shape.dropped(this), "dropped")
         if store and nest.prefetch != "none":
             with em.when(last):
-                store.prefetch(at.whole_panel, at.start, height)
+                store.prefetch(at.whole_panel, at.start + dropped, height)
         if self.from_registers:
             shape.by_height(em, this, partial(self._multiply_and_write, at))
             return
         sums = self.sums(at)
         shape.by_height(em, this, partial(self._multiply, at, sums))
         if store:
+            kept = replace(sums, offset=sums.offset + dropped * self.row.columns)
             with em.when(last):
-                store.write(sums, at.whole_panel, at.start, height)
+                store.write(kept, at.whole_panel, at.start + dropped, height)
 
     def _multiply_and_write(self, at: At, rows: int) -> None:
         """The product of a block of so many rows and a panel, by registers to the output."""
@@ -253,7 +254,7 @@ class NestLoops:
     # places ---------------------------------------------------------------------------------------
     def height_of(self, at: At) -> Expr:
         """The rows of the part."""
-        return self.em.let_index(self.shape.first_row(at.first + at.blocks) - at.row0, "rows")
+        return self.em.let_index(self.shape.end_row(at.first + at.blocks) - at.row0, "rows")
 
     def sums(self, at: At) -> Array:
         """The tile of C of a block of rows and a panel."""

@@ -116,7 +116,9 @@ class _Lines:
             self.positions()
         self.loop("line", self.shape.task_lines, 1, STEPS, "lines of rows")
         high = f"{' or '.join(map(str, heights))} rows"
-        self.loop("block", self.held, max(heights), STEPS, f"blocks of {high}")
+        again = self.shape.again
+        more = f"; the last one multiplies {again} of the block before again" if again else ""
+        self.loop("block", self.held, max(heights), STEPS, f"blocks of {high}{more}")
         if nest.by_block:
             self.positions()
 

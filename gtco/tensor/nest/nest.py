@@ -10,7 +10,7 @@ from math import ceil, lcm
 from gtco.tensor.emit.scratch import ALIGN, Piece
 from gtco.tensor.intrinsics.table import NIBBLES, Kind, Layout, MicroKernel
 from gtco.tensor.intrinsics.tiles import DRAIN
-from gtco.tensor.nest.shape import TaskShape, cut
+from gtco.tensor.nest.shape import TaskShape, cut, unit_of
 from gtco.tensor.stage import INT4, ITEM_BYTES, item_bytes
 
 PLACES_OF_A = ("direct", "packed", "windows")
@@ -156,7 +156,7 @@ class Nest:
         batch, m, n, _ = self.extents
         row, full = self.row, self.row.kind.height > 1
         size = batch, m // self.lines[0], n
-        return cut(*size, row.rows, row.columns, *self.chunks, full, *self.lines)
+        return cut(*size, row.rows, row.columns, *self.chunks, full, *self.lines, unit_of(row))
 
     @property
     def positions(self) -> int:

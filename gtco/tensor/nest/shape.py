@@ -33,8 +33,10 @@ class Task:
 @dataclass(frozen=True)
 class TaskShape:
     """The cut of rows and panels: ``blocks`` row blocks, of which the first ``taller`` are ``more``
-    rows higher than ``height``. Rows may lie in several ``lines``, each of which is cut like that;
-    a task has up to ``task_lines`` of them.
+    rows higher than ``height``. The last one may begin ``again`` rows earlier, inside of the one
+    before, so that it is as high as the instructions that multiply it. Its sums of these rows are
+    dropped. Rows may lie in several ``lines``, each of which is cut like that; a task has up to
+    ``task_lines`` of them.
     """
 
     blocks: int
@@ -49,6 +51,7 @@ class TaskShape:
     more: int = 1
     lines: int = 1
     task_lines: int = 1
+    again: int = 0
 
     @cached_property
     def task_rows(self) -> int:
@@ -57,7 +60,19 @@ class TaskShape:
 
     def rows(self, blocks: int) -> int:
         """The most rows of ``blocks`` blocks of a line."""
-        return blocks * self.height + min(self.taller, blocks) * self.more
+        return min(blocks * self.height + min(self.taller, blocks) * self.more, self._line)
+
+    @cached_property
+    def _line(self) -> int:
+        """The rows of a line."""
+        return self.blocks * self.height + self.taller * self.more - self.again
+
+    @cached_property
+    def even(self) -> float:
+        """The blocks and panels of an average task, as a share of those of the largest."""
+        blocks = self.blocks * self.lines / self.chunks_m / ceil(self.lines / self.task_lines)
+        panels = self.panels / self.chunks_n
+        return blocks / (self.task_blocks * self.task_lines) * panels / self.task_panels
 
     def covered(self, tile: MicroKernel, blocks: int) -> int:
         """The most rows for which the instructions of ``blocks`` blocks are executed."""
@@ -77,6 +92,26 @@ class TaskShape:
 
     def first_row(self, block: Expr) -> Expr:
         """The row at which a block starts."""
+        start = self._rows_before(block)
+        return tirx.min(start, self._line - self.heights[-1]) if self.again else start
+
+    def end_row(self, block: Expr) -> Expr:
+        """The row at which the blocks before this one end."""
+        end = self._rows_before(block)
+        return tirx.min(end, self._line) if self.again else end
+
+    def dropped(self, block: Expr) -> Expr:
+        """The number of a block's rows, the first ones, that the block before it finishes."""
+        return tirx.Select(block == self.blocks - 1, self.again, 0) if self.again else 0
+
+    def finished(self, block: Expr) -> Expr:
+        """The number of rows of C that a block finishes: one of ``finished_heights``."""
+        tall, *low = self.finished_heights
+        taller = self.blocks - 1 if self.again else self.taller
+        return tirx.Select(block < taller, tall, *low) if low else tall
+
+    def _rows_before(self, block: Expr) -> Expr:
+        """The rows of all blocks before this one, as if none began in another one."""
         start = block * self.height
         if self.taller == 0:
             return start
@@ -115,6 +150,12 @@ class TaskShape:
             return (self.height + (self.more if self.taller else 0),)
         return self.height + self.more, self.height
 
+    @property
+    def finished_heights(self) -> tuple[int, ...]:
+        """The numbers of rows of C that blocks finish, the larger one first."""
+        tall, low = self.heights[0], self.heights[-1]
+        return (tall, low - self.again) if self.again else self.heights
+
 
 def _up_to(most: int, whole: int, first: Expr) -> Expr:
     """The pieces of ``whole`` from ``first`` on, at most ``most`` of them."""
@@ -123,7 +164,15 @@ def _up_to(most: int, whole: int, first: Expr) -> Expr:
 
 def task_shape(view: Contraction, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
     chunks = chunks_m, chunks_n
-    return cut(view.batch, view.m, view.n, tile.rows, tile.columns, *chunks, tile.kind.height > 1)
+    size = view.batch, view.m, view.n
+    return cut(*size, tile.rows, tile.columns, *chunks, tile.kind.height > 1, unit=unit_of(tile))
+
+
+def unit_of(tile: MicroKernel) -> int:
+    """The multiple of rows that a nest's blocks have. Instructions of the tile unit take as long
+    for fewer rows, and a configuration for them takes as long as ten products.
+    """
+    return tile.kind.height if tile.kind.in_tiles else 1
 
 
 @lru_cache(maxsize=4096)  # a ranking needs each cut many times
@@ -138,15 +187,19 @@ def cut(
     full: bool = False,
     lines: int = 1,
     task_lines: int = 1,
+    unit: int = 1,
 ) -> TaskShape:
     """The cut into blocks of at most ``rows`` by ``columns`` of ``lines`` of ``m`` rows. Blocks of
     rows have two neighbouring heights, or, if ``full``, all but the last have ``rows``: where
-    instructions multiply several rows at once, a lower block may take as long.
+    instructions multiply several rows at once, a lower block may take as long. The last of several
+    ``full`` blocks then has a multiple of ``unit`` rows.
     """
-    blocks, more = ceil(m / rows), 1
+    blocks, more, again = ceil(m / rows), 1, 0
     height, taller = divmod(m, blocks)
     if full and blocks > 1:
         height = m - (blocks - 1) * rows
+        again = -height % unit
+        height += again
         more, taller = rows - height, blocks - 1 if height < rows else 0
     panels = ceil(n / columns)
     task_blocks, task_panels = ceil(blocks / chunks_m), ceil(panels / chunks_n)
@@ -164,4 +217,5 @@ def cut(
         more,
         lines,
         task_lines,
+        again,
     )

@@ -192,7 +192,8 @@ def _tasks(p: _Pieces) -> Layer:
         run *= nest.shape.task_panels if nest.order == "rows" or pages <= REACH else 1
         touched *= max(1.0, CACHE_LINE / width) * max(1.0, p.height / FILLS)
     fetched = Stream(2 * touched * min(1.0, CACHE_LINE / run), p.whole_c, handed=True)
-    return Layer(1, (), (fetched, Stream(touched, p.whole_c, handed=True)), nest.shape.tasks)
+    stores = fetched, Stream(touched, p.whole_c, handed=True)
+    return Layer(1, (), stores, nest.shape.tasks, even=nest.shape.even)
 
 
 def spread(stride: int, run: float) -> float:

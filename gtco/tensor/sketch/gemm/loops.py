@@ -41,7 +41,7 @@ class GemmLoops(NestLoops):
         if norm is None:
             return
         row0 = em.let_index(shape.first_row(task.first_block), "row0")
-        rows = em.let_index(shape.first_row(task.first_block + task.blocks) - row0, "rows")
+        rows = em.let_index(shape.end_row(task.first_block + task.blocks) - row0, "rows")
         mean, scale = self.arrays["mean"], self.arrays["scale"]
         norm_prologue.statistics(self.reader, norm, row0, rows, mean, scale)
         normalised = norm_prologue.normalised(self.reader, norm, row0, mean, scale)

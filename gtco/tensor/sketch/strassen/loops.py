@@ -67,7 +67,8 @@ class StrassenLoops(NestLoops):
             with self.em.when(at.position == PRODUCTS - 1):
                 for below in (0, 1):
                     for aside in (0, self.sketch.columns):
-                        store = self.store(self._moved(at, below, aside), self.shape.heights)
+                        heights = self.shape.finished_heights
+                        store = self.store(self._moved(at, below, aside), heights)
                         store.prefetch(at.whole_panel, here.start, height)
         super()._block(at)
 
