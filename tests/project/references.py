@@ -190,6 +190,13 @@ def variables() -> dict[str, str]:
     return {name: _sentence(what) for name, what in rows}
 
 
+def operators() -> str:
+    """Every operator of ONNX: how it is read, and what its kernels are."""
+    from tests.project.operator_page import page  # here, because it imports the compiler
+
+    return page()
+
+
 def _sentence(text: str) -> str:
     return " ".join(text.split()).replace("%%", "%")
 
@@ -198,6 +205,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "command-line.md": command_line,
     "python.md": python,
     "environment.md": environment,
+    "operators.md": operators,
 }
 
 
