@@ -74,6 +74,18 @@ def test_torch_is_never_unpinned(arguments):
     assert not any(r.startswith("torch") for r in arguments["install_requires"])
 
 
+def test_the_table_of_versions_has_the_pins(arguments, root):
+    page = (root / "docs/limits.md").read_text().partition("### Versions")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("|")]
+    least = arguments["python_requires"].removeprefix(">=")
+    assert [" Python ", f" {least} or later "] in rows
+    extras = arguments["extras_require"]
+    for requirement in (*arguments["install_requires"], *extras["torch"], *extras["cuda"]):
+        name, _, pin = requirement.partition("==")
+        (needed,) = (needed for names, needed in rows if name in re.split(r"[^\w-]+", names))
+        assert pin.removesuffix(".*") in needed, requirement
+
+
 def test_packages_entry_point_and_sources(arguments, root):
     packages = set(arguments["packages"])
     inside = {"gtco", "gtco.cli", "gtco.tensor", "gtco.models.family", "gtco.bench.harness"}
