@@ -1,8 +1,14 @@
-"""The Python of docs/onnxruntime.md and docs/torch-compile.md runs, and gives what is right."""
+"""The Python of docs/onnxruntime.md, docs/deploying.md and docs/torch-compile.md runs, and gives
+what is right.
+"""
 
 from __future__ import annotations
 
 import re
+import threading
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -46,6 +52,45 @@ def test_onnxruntimes_page(root, folder, monkeypatch):
     found = {}
     exec(loop, found)
     check_answers(folder, found["answers"], range(4))
+
+
+def test_deployings_page(root, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (script,) = examples(root, "deploying.md")
+    script, last = script.replace("8000", "0").rsplit("server.serve_forever()", 1)
+    assert not last.strip()
+    found: dict = {}
+    exec(script, found)
+    server, free = found["server"], found["free"]
+    server.RequestHandlerClass.log_message = lambda *_: None
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}/"
+
+    def ask(value):
+        body = np.full(SIZE, value, np.float32).tobytes()
+        with urllib.request.urlopen(urllib.request.Request(address, body), timeout=60) as reply:
+            return np.frombuffer(reply.read(), np.float32).reshape(SIZE[0], -1)
+
+    def refused(body):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(address, body), timeout=60)
+        caught.value.close()
+        return caught.value.code
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            check_answers(folder, list(pool.map(ask, range(8))), range(8))
+        assert refused(b"") == 400
+        taken = [free.get(timeout=60) for _ in range(found["WORKERS"])]
+        assert refused(np.zeros(SIZE, np.float32).tobytes()) == 503
+        for model in taken:
+            free.put(model)
+        check_answers(folder, [ask(3)], [3])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_torch_compiles_page(root, tmp_path, monkeypatch, capsys):
