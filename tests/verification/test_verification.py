@@ -416,6 +416,21 @@ def test_another_class_first_is_a_failure_unless_two_are_near():
         report.check()
 
 
+def test_a_reference_that_refuses_an_image_whose_class_is_asked_says_so():
+    def refusing(inputs):
+        calls.append(inputs)
+        if len(calls) == last:
+            raise IndexError("out of range")
+        return classes(inputs)
+
+    calls, last = [], 0
+    exact = Half(lambda x: x @ CLASSES)
+    verify(exact, refusing)
+    calls, last = [], len(calls)  # the images are the last calls
+    with pytest.raises(VerificationError, match=r"the reference cannot run .*: out of range"):
+        verify(exact, refusing)
+
+
 def test_only_classifiers_are_asked_for_classes():
     for dtype, shape in (("float32", (4, 5, 2)), ("float32", (4, 1)), ("int64", (4, 5))):
         assert not is_classifier(Half.inputs, (TensorSpec("y", dtype, shape),))
