@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -183,8 +184,8 @@ def _from_dlpack(spec: TensorSpec, value: Any, role: str) -> np.ndarray:
 
 
 def like(example: Any, array: np.ndarray) -> Any:
-    """The array as a tensor of the library that the example comes from. Copies nothing and imports
-    nothing.
+    """The array as a tensor of the library that the example comes from; the array itself if that
+    library does not take it by DLPack. Copies nothing and imports nothing.
     """
     if isinstance(example, np.ndarray):
         return array
@@ -194,8 +195,11 @@ def like(example: Any, array: np.ndarray) -> Any:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
     module = sys.modules.get(type(example).__module__.partition(".")[0])
-    for owner in (module, getattr(module, "dlpack", None)):
+    # the array API's way comes first: the class of jax's arrays is jaxlib's, which converts nothing
+    space = getattr(example, "__array_namespace__", lambda: None)()
+    for owner in (space, module, getattr(module, "dlpack", None)):
         convert = getattr(owner, "from_dlpack", None)
         if convert is not None:
-            return convert(array)
+            with suppress(BufferError):  # a dtype that numpy does not export, as bfloat16
+                return convert(array)
     return array

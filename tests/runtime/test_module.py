@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.tensors import dense, like, to_numpy
 from gtco.runtime.writing.linking import write_artifact
+from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import ArtifactError, InputError
 from tests.runtime.test_models import (
     COLUMNS,
@@ -232,6 +234,48 @@ def test_dlpack_of_another_library(small: Path) -> None:
     x, mask = example_inputs()
     with load(small) as model:
         check(model(Tensor(x), Tensor(mask)), x, mask)
+
+
+def test_tensors_of_an_array_namespace_come_back_as_such(small: Path) -> None:
+    """As jax's, whose class is of another module than the one that converts."""
+
+    class Space:
+        @staticmethod
+        def from_dlpack(value: Any) -> Tensor:
+            return Tensor(np.from_dlpack(value))
+
+    class Tensor:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        def __dlpack__(self, **asked: Any) -> Any:
+            return self.array.__dlpack__(**asked)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.array.__dlpack_device__()
+
+        def __array_namespace__(self) -> type[Space]:
+            return Space
+
+    x, mask = example_inputs()
+    with load(small) as model:
+        results = model(Tensor(x), mask)
+        assert all(isinstance(result, Tensor) for result in results)
+        check(tuple(result.array for result in results), x, mask)
+    wide = np.zeros(4, numpy_dtype("bfloat16"))
+    assert like(Tensor(x), wide) is wide  # numpy exports none by DLPack
+
+
+def test_what_has_array_alone_is_for_numpy(small: Path) -> None:
+    class Table:
+        shape = (1,)
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.zeros((1,))
+
+    _, mask = example_inputs()
+    with load(small) as model, pytest.raises(InputError, match=r"is a Table, .*np\.asarray\(x"):
+        model(Table(), mask)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int64", "int32", "uint8", "float64", "float16"])
