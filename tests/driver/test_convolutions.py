@@ -151,6 +151,8 @@ def test_every_candidate_is_right_and_the_choice_is_one(
         Convolution(1, 4, 4, 3, 3, 3, 1, -1),
         Convolution(1, 2**21, 2**21, 1, 1, 1),
         Convolution(2**62, 2**62, 4, 3, 3, 3),
+        Convolution(1, 1, 1, 1, 2**23, 2, 2**37, 2**38),  # a window's lines have 3 * 2^60 elements
+        Convolution(1, 1, 1, 2**24, 1, 1, 2**40, 2**40),  # padding of 2^64 elements
     ],
     ids=str,
 )

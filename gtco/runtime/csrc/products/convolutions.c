@@ -1,6 +1,4 @@
 /* Convolutions as products whose rows are windows of images: they are checked here, and products.c runs them. */
-#include <math.h>
-
 #include "products/table.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -22,10 +20,9 @@ static int problem_of(const gtco_convolution* c, int64_t n, gtco_problem* proble
   if (c->padding < 0 || (double)c->padding > most) return 0;
   int64_t out_h, out_w;
   gtco_convolutions_output(c, &out_h, &out_w);
-  const double m = (double)c->batch * (double)out_h * (double)out_w;
-  const double k = (double)c->kernel_h * (double)c->kernel_w * (double)c->channels;
-  const double image = (double)c->batch * (double)c->height * (double)c->width * (double)c->channels;
-  if (fmax(m, fmax(k, image)) > most) return 0;
+  /* Padding counts: places in it are computed too. Rows, and a window's elements, are no more than these. */
+  const double high = (double)c->height + 2 * (double)c->padding, wide = (double)c->width + 2 * (double)c->padding;
+  if (out_h < 1 || out_w < 1 || (double)c->batch * high * wide * (double)c->channels > most) return 0;
   *problem = (gtco_problem){.m = c->batch * out_h * out_w, .n = n, .k = c->kernel_h * c->kernel_w * c->channels};
   problem->images = *c;
   return gtco_positive(problem->m, n, problem->k);
@@ -35,8 +32,8 @@ static int checked(gtco_products* p, const gtco_convolution* c, int64_t n, gtco_
   if (problem_of(c, n, problem)) return 0;
   return gtco_problem_fail(p,
                            "there is no convolution of images [%lld, %lld, %lld, %lld] and %lld filters of %lld x %lld, "
-                           "stride %lld, padding %lld: sizes are 1 or more, a window fits a padded image, and no tensor "
-                           "has more than 2^40 elements",
+                           "stride %lld, padding %lld: sizes are 1 or more, a window fits a padded image, and these have "
+                           "at most 2^40 elements",
                            (long long)c->batch, (long long)c->height, (long long)c->width, (long long)c->channels,
                            (long long)n, (long long)c->kernel_h, (long long)c->kernel_w, (long long)c->stride,
                            (long long)c->padding);

@@ -3,7 +3,6 @@
 #include "products/table.h"
 
 #define FEW_COLUMNS 4 /* as in gtco/tensor/nest/open.py */
-#define MOST_OF_A_LINE 1e12 /* elements: then int64 holds all places in scratch */
 
 int gtco_product_along_k(const gtco_problem* problem) {
   const int64_t n = problem->n, k = problem->k, lanes = gtco_the_machine.lanes;
@@ -27,7 +26,7 @@ int gtco_product_feeds(const gtco_problem* problem, int32_t feed) {
   const gtco_convolution* c = &problem->images;
   const int windows = c->batch && !pointwise(c);
   if (feed == GTCO_FILTERED) return gtco_filters(c);
-  if (feed == GTCO_LINES) return windows && c->kernel_w > 1 && gtco_line_of_windows(c) < MOST_OF_A_LINE;
+  if (feed == GTCO_LINES) return windows && c->kernel_w > 1;
   return (feed == GTCO_GATHERED) == windows;
 }
 
