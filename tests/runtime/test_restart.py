@@ -155,11 +155,20 @@ def test_a_range_that_its_thread_ends_is_not_taken_over(tmp_path: Path) -> None:
     kept, it would run twice, perhaps steps later, and the run would wait for ever, because its
     tasks were counted twice.
     """
-    source, program = Path(__file__).with_name("take_over_race.c"), tmp_path / "race"
+    assert status_of("take_over_race.c", tmp_path) == 0
+
+
+def test_two_threads_do_not_move_a_worker_at_once(tmp_path: Path) -> None:
+    """The second one would keep it from the CPUs that the first one kept it from for a moment."""
+    assert status_of("parted_twice.c", tmp_path) == 0
+
+
+def status_of(source: str, folder: Path) -> int:
+    """The exit status of a program that contains the thread pool."""
     flags = ["-std=gnu11", "-O1", "-pthread", f"-I{CSRC}"]
-    sources = [str(source), str(CSRC / "cpu/count.c")]
-    subprocess.run([c_compiler(), *flags, *sources, "-o", str(program)], check=True)
-    assert subprocess.run([program], check=False).returncode == 0
+    sources = [str(Path(__file__).with_name(source)), str(CSRC / "cpu/count.c")]
+    subprocess.run([c_compiler(), *flags, *sources, "-o", str(folder / "program")], check=True)
+    return subprocess.run([folder / "program"], check=False).returncode
 
 
 @needs_restarts

@@ -204,9 +204,7 @@ static void participate(gtco_pool* pool, int thread, range* r) {
   }
 }
 
-/* Moves a worker from the CPU that it shares with another thread of the pool. The scheduler would leave them there while
- * a process keeps another CPU busy. */
-static void part(gtco_pool* pool, int thread) {
+static void move_apart(gtco_pool* pool, int thread) {
   const pid_t id = atomic_load_explicit(&pool->workers[thread].id, memory_order_acquire);
   cpu_set_t allowed, others;
   if (!id || sched_getaffinity(id, sizeof allowed, &allowed) != 0) return;
@@ -218,6 +216,15 @@ static void part(gtco_pool* pool, int thread) {
   if (CPU_COUNT(&others) == 0) return;
   sched_setaffinity(id, sizeof others, &others);
   sched_setaffinity(id, sizeof allowed, &allowed);
+}
+
+/* Moves a worker from the CPU that it shares with another thread of the pool. The scheduler would leave them there while
+ * a process keeps another CPU busy. Only one thread does so at a time: a second one would take the CPUs that the worker
+ * may use for this moment for all that it may use. */
+static void part(gtco_pool* pool, int thread) {
+  if (atomic_exchange(&pool->parting, 1)) return;
+  move_apart(pool, thread);
+  atomic_store(&pool->parting, 0);
 }
 
 /* What a waiting thread knows of one that it waits for. */
@@ -400,4 +407,5 @@ void gtco_pool_after_fork(gtco_pool* pool) {
   atomic_store(&pool->sleeping_workers, 0);
   atomic_store(&pool->sleeping_caller, 0);
   atomic_store(&pool->stop, 0);
+  atomic_store(&pool->parting, 0);
 }

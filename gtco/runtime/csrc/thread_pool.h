@@ -34,6 +34,7 @@ typedef struct gtco_pool {
   _Alignas(64) _Atomic int32_t sleeping_workers;
   _Atomic int32_t sleeping_caller;
   _Atomic int32_t stop;
+  _Atomic int32_t parting; /* a thread moves a worker to another CPU */
 } gtco_pool;
 
 /* Starts the workers; returns 0, or errno of pthread_create. All fields of the pool but the constant ones must be zero. */
