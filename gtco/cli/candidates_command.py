@@ -8,7 +8,7 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import Phases, say, size
-from gtco.cli.outputs import here
+from gtco.cli.outputs import add_force, check_ours, here
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -23,6 +23,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="FILE.bundle",
         help="must end in .bundle (default: the model's name with it, in the current folder)",
     )
+    add_force(parser)
     parser.add_argument(
         "--per-stage",
         type=arguments.two_or_more,
@@ -37,10 +38,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def main(options: argparse.Namespace) -> int:
     from gtco.support.torchless import import_tvm
 
+    output = options.output or here(options.model, ".bundle")
+    if not options.force:
+        check_ours(output, lambda first: first.startswith(b"\x7fELF"), "a bundle")
     import_tvm()
     from gtco.compiler import candidates_to_file
 
-    output = options.output or here(options.model, ".bundle")
     chosen = arguments.compile_options(
         argparse.Namespace(tune="off", records=None, **vars(options))
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import say
-from gtco.cli.outputs import here
+from gtco.cli.outputs import add_force, check_ours, here
 from gtco.runtime.publish import write_whole
 from gtco.support.errors import OptionError
 from gtco.support.options import check_place
@@ -30,6 +30,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="for gtco records import (default: the file's name with .jsonl, in the current "
         "folder)",
     )
+    add_force(parser)
     parser.add_argument(
         "--rounds",
         type=arguments.positive,
@@ -44,13 +45,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def main(options: argparse.Namespace) -> int:
-    from gtco.search.records.text import to_lines
+    from gtco.search.records.text import RECORD, to_lines
     from gtco.tuning.offline import measure
 
     output = options.output or here(options.bundle, ".jsonl")
     check_place(output)
     if output.exists() and options.bundle.exists() and output.samefile(options.bundle):
         raise OptionError(f"--output {output} is what is measured itself: give another name")
+    if not options.force:
+        check_ours(output, lambda first: first.startswith(RECORD), "a file of answers")
     found = measure(options.bundle, options.rounds, options.device)
     write_whole(output, to_lines(found).encode())
     came = Counter(record.outcome for record in found)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gtco.frontend.source import is_program
 from gtco.runtime.library import read_metadata
 from gtco.support.errors import GtcoError, OptionError
+from gtco.support.pipes import standard_stream
+
+FREE = "Give another name with -o, or --force to write over it"
 
 
 def here(file: Path, suffix: str) -> Path:
@@ -36,28 +40,50 @@ def check_free(model: Path, library: Path) -> None:
     """Raises :class:`OptionError` if writing ``library`` and its header would replace anything
     except an earlier library of this model and a header of gtco's.
     """
-    wanted = "Give another name with -o, or --force to write over it"
     header = library.with_suffix(".h")
     if os.path.isfile(header) and not _is_ours(header):
         raise OptionError(
             f"'{header}' is there already and is not a header that gtco made, and the library's "
-            f"header gets this name. {wanted}"
+            f"header gets this name. {FREE}"
         )
     if not os.path.isfile(library):
         return  # others check whether it can be made
     if not os.access(library, os.R_OK):
-        raise OptionError(f"'{library}' is there already and may not be read. {wanted}")
+        raise OptionError(f"'{library}' is there already and may not be read. {FREE}")
     try:
         known = read_metadata(library)
     except GtcoError:
         raise OptionError(
-            f"'{library}' is there already and is not a library that gtco made. {wanted}"
+            f"'{library}' is there already and is not a library that gtco made. {FREE}"
         ) from None
     if known.get("model") != _identity(model):
         raise OptionError(
             f"'{library}' is there already, and gtco made it of another model than '{model}'. "
-            f"{wanted}"
+            f"{FREE}"
         )
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that leaves :func:`check_ours` out."""
+    parser.add_argument(
+        "--force", action="store_true", help="also overwrite a file that gtco did not make"
+    )
+
+
+def check_ours(path: Path, ours: Callable[[bytes], bool], what: str) -> None:
+    """Raises :class:`OptionError` if writing ``path`` would replace a file that is not ``what``
+    gtco writes, which ``ours`` tells from its first bytes. What is no file, as a pipe, is written
+    to.
+    """
+    if not os.path.isfile(path) or standard_stream(path) is not None:
+        return
+    try:
+        with path.open("rb") as file:
+            first = file.read(4096)
+    except OSError:
+        raise OptionError(f"'{path}' is there already and may not be read. {FREE}") from None
+    if first and not ours(first):
+        raise OptionError(f"'{path}' is there already and is not {what} that gtco made. {FREE}")
 
 
 def _is_ours(header: Path) -> bool:

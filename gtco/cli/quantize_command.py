@@ -11,13 +11,14 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import Phases, say, show, size
-from gtco.cli.outputs import here
+from gtco.cli.outputs import add_force, check_ours, here
 from gtco.cli.tables import Table
 from gtco.runtime.publish import staging
 from gtco.support.counting import counted
 from gtco.support.errors import OptionError
 from gtco.support.options import check_apart, check_place
 
+PRODUCED = b"\x12\x04gtco"  # a ModelProto's producer_name
 SHOWN = 12  # layers of the table, those that lose most
 
 
@@ -39,6 +40,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="the quantized model (default: the model's name with .int8.onnx, in the current "
         "folder)",
     )
+    add_force(parser)
     parser.add_argument(
         "--report",
         type=arguments.new_file,
@@ -78,6 +80,8 @@ def main(options: argparse.Namespace) -> int:
 
     output = options.output or here(options.model, ".int8.onnx")
     check_output(options.model, output)
+    if not options.force:
+        check_ours(output, lambda first: PRODUCED in first[:32], "a quantized model")
     if options.weights_only:
         return weights_only(options, output)
     if options.bits or options.block_size:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.cli import arguments
 from gtco.cli.console import say, size
-from gtco.cli.outputs import here
+from gtco.cli.outputs import add_force, check_ours, here
 from gtco.cli.run_command import add_threads
 from gtco.runtime.publish import write_whole
 from gtco.support.errors import OptionError
@@ -50,6 +50,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         action="store_false",
         help="run no code of the library: times are predicted ones",
     )
+    add_force(parser)
     arguments.add_dim(parser)
     add_threads(parser)
     return parser
@@ -61,6 +62,11 @@ def main(options: argparse.Namespace) -> int:
 
         check_installed()
     check_apart(options.output, options.library, options.other)
+    path = options.output
+    if path is None and not options.json:
+        path = here(options.library, ".html")
+    if path is not None and not options.force:
+        check_ours(path, _is_report, "a report")
     facts = facts_of(options.library, options)
     if options.other is not None:
         from gtco.report.difference import difference
@@ -70,17 +76,19 @@ def main(options: argparse.Namespace) -> int:
         found = facts
     if options.json:
         text = json.dumps(found.to_json(), indent=1, allow_nan=False)
-        if options.output is None:
+        if path is None:
             print(text)
             return 0
-        path = options.output
     else:
         from gtco.report.page import difference_page, page
 
-        path = options.output or here(options.library, ".html")
         text = page(found) if options.other is None else difference_page(found)
     write(path, text)
     return 0
+
+
+def _is_report(first: bytes) -> bool:
+    return b'<meta name="generator" content="gtco ' in first or b'"format": "gtco-report' in first
 
 
 def facts_of(library: Path, options: argparse.Namespace) -> Facts:

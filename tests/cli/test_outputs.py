@@ -77,6 +77,32 @@ def test_a_header_of_somebody_is_not_written_over(models, tmp_path, capsys):
     assert "compiled by gtco" in header.read_text()
 
 
+def test_a_command_writes_over_no_file_of_somebody(tmp_path, monkeypatch, capsys):
+    """Before it reads anything: none of these models is there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gtco.report.page.check_installed", lambda: None)
+    commands = {
+        "m.html": "report m.so",
+        "page.html": "report m.so -o page.html",
+        "r.json": "report m.so --json -o r.json",
+        "m.jsonl": "measure m.bundle",
+        "m.int8.onnx": "quantize m.onnx --data x.npz",
+        "w.onnx": "quantize m.onnx --weights-only -o w.onnx",
+    }
+    for name, command in commands.items():
+        path = tmp_path / name
+        path.write_text("somebody's")
+        assert cli.main(command.split()) == 1
+        said = capsys.readouterr().err
+        assert f"'{name}' is there already and is not" in said and "--force" in said
+        path.write_text("")  # nothing is lost
+        for empty in ("", " --force"):
+            assert cli.main([*command.split(), *empty.split()]) == 1
+            assert "is there already" not in capsys.readouterr().err
+            path.write_text("somebody's")
+        path.unlink()
+
+
 def test_the_ending_of_an_onnx_file_does_not_matter(models, tmp_path):
     model = tmp_path / "m.model"
     model.write_bytes((models / "first" / "m.onnx").read_bytes())

@@ -319,6 +319,8 @@ def test_the_command_writes_the_page(made, tmp_path, monkeypatch, capsys):
     assert cli.main(["report", str(made.library), "--no-run"]) == 0
     assert "block.html" in capsys.readouterr().out
     assert (tmp_path / "block.html").read_text() == page(made.facts)
+    for again in ("", "--json -o j.json", "--json -o j.json"):  # over its own
+        assert cli.main(["report", str(made.library), "--no-run", *again.split()]) == 0
     with pytest.raises(SystemExit):
         cli.main(["report", str(made.library), "--no-run", "-o", "gone/x.html"])
     assert "the folder 'gone' does not exist" in capsys.readouterr().err

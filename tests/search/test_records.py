@@ -33,7 +33,7 @@ from gtco.search.records.records import (
     now,
 )
 from gtco.search.records.standing import last_ends, standing
-from gtco.search.records.text import from_lines, program_lines, programs, to_lines
+from gtco.search.records.text import RECORD, from_lines, program_lines, programs, to_lines
 from gtco.support.errors import RecordError
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
@@ -89,6 +89,7 @@ def test_the_newest_that_stood_stands() -> None:
 def test_text_and_back(tmp_path: Path) -> None:
     records = [*some(4), record(Config("x"), outcome="failed", seconds=None)]
     assert from_lines(to_lines(records), "text") == records
+    assert to_lines(records).encode().startswith(RECORD)
     with Records(tmp_path / "a") as base:
         assert base.merge([*records, records[0]]) == 5
         assert base.merge(records) == 0

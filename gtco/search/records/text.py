@@ -13,6 +13,7 @@ from gtco.search.records.records import LATER, Record, checked
 from gtco.support.errors import RecordError
 from gtco.tensor.stage import Stage
 
+RECORD = b'{"circumstances": '  # how a line of to_lines begins, as its keys are in order
 PROGRAM = "program"  # the only field of a line that keeps what a stage computes
 
 
