@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +28,11 @@ from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Target, target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu.plan import GpuArtifact
-from gtco.runtime.publish import staging
+from gtco.runtime.publish import kept, staging
 from gtco.runtime.writing.cross import compiler_for
 from gtco.runtime.writing.linking import publish_alone
 from gtco.support.alone import alone
 from gtco.support.errors import (
-    BuildError,
     OptionError,
     guarded,
 )
@@ -82,26 +79,17 @@ def compile_model(
     """
     chosen = checked(options)
     backend_of(target(chosen.target)).check_loadable(chosen)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="gtco-"))
-    except OSError as error:
-        raise BuildError(
-            f"there is no place for temporary files ({error}): set TMPDIR to a folder that can be "
-            "written"
-        ) from error
-    try:
+    with kept("model") as folder:
+        path = folder.path / "model.so"
         report = compile_to_file(
             model,
-            folder / "model.so",
+            path,
             example_inputs,
             dynamic_shapes=dynamic_shapes,
             progress=progress,
             **options,
         )
-        return CompiledModel(folder / "model.so", report)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        return CompiledModel(path, report, folder)
 
 
 def compile_to_file(

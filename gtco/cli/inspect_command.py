@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from gtco.cli import arguments
 from gtco.cli.console import Phases
 from gtco.cli.inspection import Inspection, inspect, looked_at, measured_peak
 from gtco.cli.stage_tables import show, show_loops, show_variants
+from gtco.runtime.publish import temporary
 from gtco.support.errors import OptionError
 from gtco.support.sizes import sizes_text
 
@@ -55,8 +55,8 @@ def main(options: argparse.Namespace) -> int:
         import_tvm()
         from gtco.compiler import compile_to_file
 
-        with tempfile.TemporaryDirectory(prefix="gtco-inspect-") as folder:
-            library = Path(folder, options.model.stem + ".so")
+        with temporary("inspect") as folder:
+            library = folder / f"{options.model.stem}.so"
             with Phases() as progress:
                 compile_to_file(
                     options.model,

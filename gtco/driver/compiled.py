@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.runtime.module import Model
+from gtco.runtime.publish import TemporaryFolder
 from gtco.tuning.view import View
 
 if TYPE_CHECKING:
@@ -103,6 +104,6 @@ class CompiledModel(Model):
     are deleted when it is closed. ``report`` says what the compile did.
     """
 
-    def __init__(self, path: Path, report: CompileReport) -> None:
-        super().__init__(path, temporary=True)
+    def __init__(self, path: Path, report: CompileReport, folder: TemporaryFolder) -> None:
+        super().__init__(path, temporary=folder)
         self.report = report

@@ -5,14 +5,12 @@ and an ONNX model is compiled; the cache has it the next time.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +36,7 @@ from gtco.integrations.session_values import (
 from gtco.runtime.binding import feeds_of
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import TensorSpec
+from gtco.runtime.publish import TemporaryFolder, kept
 from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import InputError, OptionError
 
@@ -330,37 +329,28 @@ class InferenceSession:
         assert self._source is not None
         from gtco.compiler import compile_to_file
 
-        with _kept_folder() as folder:
+        with kept("model") as folder:
+            path = folder.path / "model.so"
             compile_to_file(
                 self._source.model,
-                folder / "model.so",
+                path,
                 shapes={**self._source.sizes, **shapes} or None,
                 **self._source.options,
             )
-            return self._opened(folder / "model.so", temporary=True)
+            return self._opened(path, folder)
 
-    def _opened(self, library: Any, temporary: bool = False) -> Model:
+    def _opened(self, library: Any, folder: TemporaryFolder | None = None) -> Model:
         if isinstance(library, bytes | bytearray):
-            with _kept_folder() as folder:
-                (folder / "model.so").write_bytes(library)
-                return self._opened(folder / "model.so", temporary=True)
-        return load(
+            with kept("model") as folder:
+                path = folder.path / "model.so"
+                path.write_bytes(library)
+                return self._opened(path, folder)
+        opened = partial(Model, temporary=folder) if folder else load
+        return opened(
             library,
             threads_of(self._options),
             spin_microseconds=spinning_of(self._options),
-            temporary=temporary,
         )
-
-
-@contextmanager
-def _kept_folder() -> Iterator[Path]:
-    """A temporary folder that is removed only if the block fails; otherwise a model owns it."""
-    folder = Path(tempfile.mkdtemp(prefix="gtco-"))
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _is_library(source: Any) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import os
-import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -239,7 +238,11 @@ def open_library(
 
 
 def release(
-    locks: Sequence[threading.Lock], library: Library, handle: int, folder: Path | None, owner: int
+    locks: Sequence[threading.Lock],
+    library: Library,
+    handle: int,
+    remove: Callable[[], object] | None,
+    owner: int,
 ) -> None:
     """Ends a handle after the call that holds its lock. Where the interpreter ends, a daemon thread
     may be in a call; if that takes longer than LAST_CALL, the library stays open.
@@ -252,5 +255,5 @@ def release(
         finally:
             locks[0].release()
     # a forked child lets go of its copy, not of the file
-    if folder is not None and os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
+    if remove is not None and os.getpid() == owner:
+        remove()

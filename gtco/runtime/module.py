@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_double, c_void_p
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
@@ -17,7 +19,7 @@ from gtco.runtime.binding import bind, feeds_of, given_outputs, output_names
 from gtco.runtime.gpu.tensors import Caller, device_of
 from gtco.runtime.library import BUSY, LAUNCHES, OK, open_library, release, tensor_specs
 from gtco.runtime.plan import TensorSpec
-from gtco.runtime.publish import copy_published
+from gtco.runtime.publish import TemporaryFolder, copy_published
 from gtco.runtime.tensors import Place, address_of, as_stored, like
 from gtco.runtime.variants import SizedModel, Variants, choose_some, open_sizes
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
@@ -113,11 +115,11 @@ class Model:
         device: int | None = None,
         launches: Literal["graph", "persistent"] | None = None,
         dims: Mapping[str, int] | None = None,
-        temporary: bool = False,
+        temporary: bool | TemporaryFolder = False,
         candidates: bool = False,
     ) -> None:
-        """Opens the model as :func:`load` does. With ``candidates``, the file may be a bundle of
-        candidates to time.
+        """Opens the model as :func:`load` does. With a folder, it owns that one. With
+        ``candidates``, the file may be a bundle of candidates to time.
         """
         if launches not in LAUNCHES:
             raise OptionError(f"launches is {launches!r}; choose from graph, persistent")
@@ -133,9 +135,13 @@ class Model:
         self._lock = threading.Lock()
         self._locks = [self._lock]  # the same lock, for the end of a model that is gone
         _models.add(self)
-        folder = self.path.parent if temporary else None
+        remove: Callable[[], object] | None = None
+        if isinstance(temporary, TemporaryFolder):
+            remove = temporary.remove
+        elif temporary:
+            remove = partial(shutil.rmtree, self.path.parent, ignore_errors=True)
         self._close = weakref.finalize(
-            self, release, self._locks, library, handle, folder, os.getpid()
+            self, release, self._locks, library, handle, remove, os.getpid()
         )
         self.metadata: dict[str, Any] = library.metadata
         chosen = choose_some(self.metadata, dims or {}, self.path)

@@ -70,27 +70,52 @@ def staging(target: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-@contextmanager
-def temporary(name: str) -> Iterator[Path]:
-    """A new folder for temporary files, inside a folder called ``gtco-NAME-....gtco``. That folder
-    is removed at the end; if the process is killed, the next call with the same name removes it.
+class TemporaryFolder:
+    """A new folder for temporary files, ``path``, inside a folder called ``gtco-NAME-....gtco``.
+    :meth:`remove` removes both. If the process ends without it, as by SIGTERM, the next folder of
+    the same name does.
 
     Raises :class:`BuildError` if the folder cannot be made.
     """
+
+    def __init__(self, name: str) -> None:
+        try:
+            self._outer, lock = _make_folder(Path(tempfile.gettempdir()), f"gtco-{name}-")
+            self._lock: int | None = lock
+            self.path = self._outer / "files"  # publishing takes the lock of the folder it goes to
+            self.path.mkdir()
+        except OSError as error:
+            raise BuildError(
+                f"there is no place for temporary files ({error}): set TMPDIR to a folder that can "
+                "be written"
+            ) from error
+
+    def remove(self) -> None:
+        if self._lock is not None:
+            shutil.rmtree(self._outer, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+@contextmanager
+def temporary(name: str) -> Iterator[Path]:
+    """A :class:`TemporaryFolder` that is removed at the end of the block."""
+    with kept(name) as folder:
+        yield folder.path
+        folder.remove()
+
+
+@contextmanager
+def kept(name: str) -> Iterator[TemporaryFolder]:
+    """A :class:`TemporaryFolder` that is removed only if the block fails; otherwise a model that
+    the block opened owns it.
+    """
+    folder = TemporaryFolder(name)
     try:
-        folder, lock = _make_folder(Path(tempfile.gettempdir()), f"gtco-{name}-")
-    except OSError as error:
-        raise BuildError(
-            f"there is no place for temporary files ({error}): set TMPDIR to a folder that can be "
-            "written"
-        ) from error
-    try:
-        inside = folder / "files"  # the lock is of the folder itself, and publishing takes one too
-        inside.mkdir()
-        yield inside
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        yield folder
+    except BaseException:
+        folder.remove()
+        raise
 
 
 def publish(folder: Path, target: Path) -> None:

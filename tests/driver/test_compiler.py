@@ -419,6 +419,44 @@ def test_ctrl_c_leaves_nothing_of_a_model_in_memory(root: Path, tmp_path: Path) 
     assert not alive
 
 
+ENDED = """
+import sys, time
+from gtco.compiler import compile_model
+model = compile_model(sys.argv[1], threads=1)
+print(model.path, flush=True)
+time.sleep(300)
+"""
+
+
+def test_what_a_process_left_that_was_ended_is_removed_by_the_next(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM ends Python without any clean-up. Files of models that are open stay."""
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    child = subprocess.Popen(
+        [sys.executable, "-c", ENDED, str(tmp_path / "mlp.onnx")],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(root)},
+    )
+    try:
+        assert child.stdout is not None
+        path = Path(child.stdout.readline().strip())
+        with compile_model(mlp(), threads=1):
+            assert path.exists()
+    finally:
+        child.terminate()
+        child.communicate(timeout=60)
+    assert path.exists()
+    with compile_model(mlp(), threads=1) as first, compile_model(mlp(), threads=1) as second:
+        assert not path.exists() and first.path.exists() and second.path.exists()
+    assert not list(temporary.glob("gtco*"))
+
+
 def test_errors_are_gtcos(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(mlp().SerializeToString()[:200])

@@ -7,7 +7,6 @@ Tensors of the two graphs are matched by :class:`Twins`.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
@@ -21,6 +20,7 @@ from gtco.graph.byte_weights import scaled_product
 from gtco.graph.graph import Graph
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu.plan import GpuArtifact
+from gtco.runtime.publish import temporary
 from gtco.runtime.writing.linking import build_artifact
 from gtco.support.counting import counted
 from gtco.support.dtypes import is_float
@@ -145,8 +145,8 @@ def run_all(
     artifact: Artifact | GpuArtifact, opened: Callable[[Path], Any]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Random inputs, and all outputs of the artifact's library, which ``opened`` opens."""
-    with tempfile.TemporaryDirectory(prefix="gtco-layers-") as folder:
-        library = build_artifact(artifact, Path(folder), Path(folder, "layers.so"))
+    with temporary("layers") as folder:
+        library = build_artifact(artifact, folder, folder / "layers.so")
         with opened(library) as compiled:
             ranges = {spec.name: IDS for spec in compiled.inputs}
             given = usual(compiled.inputs, np.random.default_rng(0), None, ranges)
