@@ -18,10 +18,16 @@ COMPUTED = ("cast", "subtract", *MOVES)  # of constants, by :func:`constant_valu
 
 
 def apply_rule(
-    graph: Graph, kinds: Collection[str], rule: Rule, *, backwards: bool = False
+    graph: Graph,
+    kinds: Collection[str],
+    rule: Rule,
+    *,
+    backwards: bool = False,
+    onwards: bool = False,
 ) -> Graph:
     """A copy of ``graph`` in which ``rule`` was tried once on every operator of these kinds, in
-    topological order.
+    topological order; with ``onwards`` also on what a replacement is or directly reads, so that an
+    operator moves as far as it can.
 
     The rule gives the tensor that replaces the operator's output, or None ("not mine"). It may add
     operators and constants, and does not change the operator itself. Operators without readers are
@@ -31,9 +37,10 @@ def apply_rule(
     as an epsilon, may have broadcast its result, and rules do not look for that.
     """
     graph = graph.copy()
-    order = list(graph.operators.values())
-    for known in reversed(order) if backwards else order:
-        op = graph.operators.get(known.output)
+    order = list(graph.operators)
+    pending = order if backwards else order[::-1]
+    while pending:
+        op = graph.operators.get(pending.pop())
         if (
             op is None
             or op.kind not in kinds
@@ -46,6 +53,8 @@ def apply_rule(
         if _has_type(graph, new, op.type):
             graph.replace_uses(op.output, new)
             graph.drop_dead(op.output)
+            if onwards and (made := graph.producer(new)) is not None:
+                pending += [new, *made.inputs]
         else:
             graph.drop_dead(new)
     return graph.prune()

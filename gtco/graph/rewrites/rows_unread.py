@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from math import prod
 
 from gtco.graph.graph import Graph
-from gtco.graph.rewrites.apply import apply_rule
-from gtco.graph.rewrites.simplify_slices import simplify_slices
+from gtco.graph.rewrites.apply import MOVES, apply_rule
+from gtco.graph.rewrites.simplify_slices import past_movement, simplify_slices
 from gtco.tensor.elementwise import BROADCASTING, UNARY
 from gtco.tensor.stage import Dim, Operator, TensorType
 
@@ -27,10 +27,10 @@ Axis = tuple[int, int, Dim]  # the first element that is taken, the stride and t
 
 
 def rows_unread(graph: Graph) -> Graph:
-    """Runs to a fixed point. In each round ``simplify_slices`` moves slices past movement."""
+    """Runs to a fixed point. A slice goes through the graph in one round, past movement too."""
     while True:
         before = graph.operators
-        graph = simplify_slices(apply_rule(graph, {"slice"}, _rule))
+        graph = simplify_slices(apply_rule(graph, {"slice"}, _rule, onwards=True))
         if graph.operators == before:
             return graph
 
@@ -40,6 +40,8 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     inner = graph.producer(source)
     if inner is None or graph.only_user(source) is None or op.output in graph.outputs:
         return None
+    if inner.kind in (*MOVES, "concat"):
+        return past_movement(graph, op)
     if 2 * _size(op) > _size(inner):
         return None
     cut = list(zip(op["begin"], op["strides"], op.type.shape, strict=True))

@@ -25,7 +25,7 @@ def simplify_slices(graph: Graph) -> Graph:
     """Runs the rules to a fixed point."""
     for _ in range(_ROUNDS):
         before = graph.operators
-        graph = apply_rule(graph, {"slice"}, _slice)
+        graph = apply_rule(graph, {"slice"}, past_movement)
         graph = apply_rule(graph, {"concat"}, _concat)
         graph = apply_rule(graph, {"reshape"}, _joined_stack)
         if graph.operators == before:
@@ -37,7 +37,8 @@ def _shape(graph: Graph, tensor: str) -> tuple[int, ...]:
     return tuple(int(d) for d in graph.types[tensor].shape)
 
 
-def _slice(graph: Graph, op: Operator) -> str | None:
+def past_movement(graph: Graph, op: Operator) -> str | None:
+    """What replaces a slice that cuts nothing, a slice, movement or one part of a concat."""
     source = op.inputs[0]
     if graph.types[source] == op.type and all(s == 1 for s in op["strides"]):
         return source

@@ -7,6 +7,7 @@ import pytest
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites import canonicalize
+from gtco.graph.rewrites.rows_unread import rows_unread
 from gtco.tensor.stage import TensorType
 from tests.graph.rewrites.products import products
 from tests.graphs import RNG, build, number, same, weights
@@ -125,6 +126,31 @@ def test_rows_that_stay(case: str) -> None:
         inner = next(op.output for op in graph.operators.values() if op.kind == "gelu")
         graph.outputs = ("y", inner)
     assert products(canonicalize(graph)) == products(graph)
+
+
+def test_a_slice_goes_through_a_long_graph_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round copies the graph some times, so rounds that grow with it take quadratic time."""
+    copies = []
+    copy = Graph.copy
+    monkeypatch.setattr(Graph, "copy", lambda graph: copies.append(1) or copy(graph))
+
+    def body(g: Graph, x: str, steps: int) -> str:
+        for _ in range(steps):
+            x = g.add("permute", (g.add("tanh", (x,)),), axes=(0, 2, 1))
+            x = g.add("reshape", (x,), TensorType((2, 9, 8)))
+            x = g.add("add", (x, weights(g, 8)))
+        made = TensorType((1, 9, 8))  # one image of two
+        return g.add("slice", (x,), made, begin=(1, 0, 0), strides=(1, 1, 1))
+
+    def rounds(steps: int) -> int:
+        copies.clear()
+        graph = build(lambda g, x: body(g, x, steps), (2, 9, 8))
+        after = rows_unread(graph)
+        (cut,) = (op for op in after.operators.values() if op.kind == "slice")
+        assert cut.inputs == ("x",)
+        return len(copies)
+
+    assert rounds(60) == rounds(3)
 
 
 @pytest.mark.parametrize("seed", range(300))
