@@ -47,7 +47,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import networkx
@@ -107,8 +107,10 @@ class Pricer:
 
 
 class Search:
-    """One run of Algorithm 1: the graph by position, dp[], action[] and the memo of cones. The
-    tensors that are ``unstored`` are no stage's result.
+    """One run of Algorithm 1: the graph by position, dp[], action[] and the memo of cones.
+
+    ``unstored``: by tensor, those that lead to it alone and are no stage's result, in order, if
+    some kernel computes it with all of them.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Search:
         possible: Possible,
         max_operators: int,
         max_candidates: int,
-        unstored: Collection[str] = (),
+        unstored: Mapping[str, Sequence[str]],
     ):
         self.graph, self.pricer, self.possible = graph, pricer, possible
         self.priced_before = len(pricer.memo)
@@ -139,7 +141,8 @@ class Search:
         self.users = users
         # A graph output, or a tensor without readers, is stored: it can only be a sink.
         self.stored = [op.output in outputs or not users[n] for n, op in enumerate(self.ops)]
-        self.unstored = {position[name] for name in unstored}
+        self.chains = {position[n]: [position[x] for x in unstored[n]] for n in unstored}
+        self.unstored = {n for chain in self.chains.values() for n in chain}
         self.parent = post_dominators(users, self.stored)
         self.below: list[list[int]] = [[] for _ in self.ops]
         for n, parent in enumerate(self.parent):
@@ -163,6 +166,12 @@ class Search:
         action = self.action
         for sink in range(len(self.ops)):  # subtrees before the trees that contain them
             best, stage = self._solve(sink)
+            if best[0] == math.inf and sink in self.chains:
+                # no kernel has all of these operators, so some of their results are stored
+                self.unstored.difference_update(self.chains[sink])
+                for n in self.chains[sink]:
+                    dp[n], action[n] = self._solve(n)
+                best, stage = self._solve(sink)
             dp.append(best)
             action.append(stage)
         roots = [n for n, parent in enumerate(self.parent) if parent < 0]

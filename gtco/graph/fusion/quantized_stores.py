@@ -17,23 +17,27 @@ from gtco.tensor.stage import Operator
 _PRODUCTS = ("matmul", "conv2d")
 
 
-def before_quantization(graph: Graph) -> frozenset[str]:
-    """The outputs of these operators: those of products and of what follows them."""
-    found: set[str] = set()
+def before_quantization(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """The outputs of these operators, in order: by the quantization that reads the last, those of
+    the product and of what follows it.
+    """
+    found: dict[str, tuple[str, ...]] = {}
     for op in graph.operators.values():
         if op.kind in _PRODUCTS and op.type.dtype == "int32":
-            found.update(_chain(graph, op))
-    return frozenset(found)
+            *chain, last = _chain(graph, op) or [""]
+            if chain:
+                found[last] = tuple(chain)
+    return found
 
 
 def _chain(graph: Graph, op: Operator) -> list[str]:
-    """The results of the product and of the operators behind it, each the only reader of the one
-    before and a function of it and of constants; none if they do not lead to a quantization.
+    """The results of the product and of the operators behind it up to a quantization, each the only
+    reader of the one before and a function of it and of constants; none if they do not lead to one.
     """
     found = [op.output]
     while (reader := graph.only_user(found[-1])) is not None:
         if reader.kind == "quantize":
-            return found
+            return [*found, reader.output]
         if reader.kind not in ELEMENTWISE_OPERATORS:
             break
         if any(x != found[-1] and not graph.is_constant(x) for x in reader.inputs):

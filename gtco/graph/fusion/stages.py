@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gtco.graph.fusion.dpof import Cost, Floor, Possible, Pricer, Search
@@ -117,19 +117,16 @@ def partition(
     pricer = cost if isinstance(cost, Pricer) else Pricer(cost)
     priced, cost_elapsed = len(pricer.memo), pricer.elapsed
 
-    def searched(unstored: Collection[str]) -> tuple[Search, list[Stage]]:
-        search = Search(
-            graph, pricer, floor, possible, max_operators, max_candidates, unstored
-        )
-        return search, search.select_schedule()
-
-    unstored = before_quantization(graph)
-    try:
-        search, chosen = searched(unstored)
-    except UnsupportedError:
-        if not unstored:
-            raise
-        search, chosen = searched(())  # no kernel can do one of them with what follows it
+    search = Search(
+        graph,
+        pricer,
+        floor,
+        possible,
+        max_operators,
+        max_candidates,
+        before_quantization(graph),
+    )
+    chosen = search.select_schedule()
     stages = tuple(map(steps_in_floats, chosen))
     costs = tuple(pricer.exactly(stage) for stage in stages)
     if math.inf in costs and not pricer.exact:

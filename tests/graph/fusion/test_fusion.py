@@ -369,7 +369,7 @@ def test_a_long_chain_has_as_many_kinds_of_cones_as_a_stage_has_operators() -> N
     """
     rows = [("add", [n - 1, -1]) for n in range(300)]
     graph = chain_graph(rows, [299])
-    search = Search(graph, Pricer(lambda stage: 1.0), no_floor, any_anchors, 8, 64)
+    search = Search(graph, Pricer(lambda stage: 1.0), no_floor, any_anchors, 8, 64, {})
     stages = search.select_schedule()
     # at the beginning, of 1 to 8 operators and of one more that sees the limit; behind it, one
     assert len(search.cones) == 10

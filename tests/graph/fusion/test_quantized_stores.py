@@ -37,9 +37,9 @@ def prefers_the_product_alone(stage: Stage) -> float:
 
 
 def test_ends() -> None:
-    assert before_quantization(product()) == {"p", "x", "m"}
-    assert before_quantization(product(twice=True)) == frozenset()
-    assert before_quantization(product(rest=True)) == frozenset()
+    assert before_quantization(product()) == {"y": ("p", "x", "m")}
+    assert before_quantization(product(twice=True)) == {}
+    assert before_quantization(product(rest=True)) == {}
 
 
 def test_stages() -> None:
@@ -54,3 +54,29 @@ def test_only_if_some_kernel_can_do_it() -> None:
         return 1.0 if len(stage.operators) == 1 else inf
 
     assert len(partition(product(), cost).stages) == 4
+
+
+def test_a_chain_that_no_kernel_can_do_leaves_the_others_whole() -> None:
+    """The product that follows it, and one that it does not read."""
+    graph = product()
+    steps = graph.operators["y"].inputs[1:]
+    graph.outputs = ()
+    for source, more in (("y", True), ("q", False)):
+        kind = graph.types[source]
+        w = graph.add_constant(np.ones((kind.sizes[1], 4), np.int8), "w")
+        x = graph.add("matmul", (source, w), TensorType((5, 4), "int32"))
+        x = graph.add("cast", (x,), TensorType((5, 4)))
+        if more:
+            x = graph.add("tanh", (x,))
+        y = graph.add("quantize", (x, *steps), TensorType((5, 4), "uint8"), min=0.0, max=255.0)
+        graph.outputs = (*graph.outputs, y)
+
+    def cost(stage: Stage) -> float:
+        if len(stage.operators) > 1 and any(op.kind == "tanh" for op in stage.operators):
+            return inf
+        return prefers_the_product_alone(stage)
+
+    found = [s.label for s in partition(graph.check(), cost).stages]
+    assert found.count("matmul+cast+multiply+quantize") == 1
+    assert found.count("matmul+cast+quantize") == 1
+    assert found.count("tanh") == 1 and "cast" in found
