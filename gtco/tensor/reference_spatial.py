@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gtco.tensor.analysis.resizing import nearest
+from gtco.tensor.analysis.resizing import nearest, places
 
 Array = np.ndarray
 
@@ -173,18 +173,9 @@ def avg_pool2d(
 
 
 def source_coordinates(size: int, out: int, coordinates: str) -> Array:
-    """The place of each of ``out`` output positions on an axis of ``size`` input positions (ONNX
-    Resize's transforms).
-    """
-    position = np.arange(out, dtype=np.float64)
-    if coordinates == "align_corners":
-        return position * ((size - 1) / (out - 1)) if out > 1 else np.zeros(1)
-    if coordinates == "asymmetric":
-        return position * (size / out)
-    if coordinates == "pytorch_half_pixel" and out == 1:
-        return np.zeros(1)
-    assert coordinates in ("half_pixel", "pytorch_half_pixel"), coordinates
-    return (position + 0.5) * (size / out) - 0.5
+    """The place of each of ``out`` output positions on an axis of ``size`` input positions."""
+    times, plus, over = places(size, out, coordinates)
+    return (np.arange(out, dtype=np.float64) * times + plus) / over
 
 
 def nearest_indices(size: int, out: int, coordinates: str, rounding: str) -> Array:

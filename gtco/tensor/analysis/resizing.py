@@ -1,26 +1,32 @@
-"""The positions that nearest-neighbour resizing reads, in whole numbers."""
+"""The positions that resizing reads, in whole numbers."""
 
 from __future__ import annotations
 
 from math import gcd
 
 
+def places(size: int, out: int, coordinates: str) -> tuple[int, int, int]:
+    """(times, plus, over): output position ``i`` of ``out`` is at ``(i * times + plus) / over`` of
+    ``size``. This is ONNX's Resize by sizes, with its names.
+    """
+    match coordinates:
+        case "align_corners":
+            return (size - 1, 0, out - 1) if out > 1 else (0, 0, 1)
+        case "asymmetric":
+            return size, 0, out
+        case "pytorch_half_pixel" if out == 1:
+            return 0, 0, 1
+        case "half_pixel" | "pytorch_half_pixel":
+            return 2 * size, size - out, 2 * out
+    raise AssertionError(coordinates)
+
+
 def nearest(size: int, out: int, coordinates: str, rounding: str) -> tuple[int, int, int]:
     """(times, plus, over): output position ``i`` of ``out`` copies position ``(i * times + plus) //
-    over`` of ``size``, cut to the axis. This is ONNX's Resize by sizes, with its names (``round``
-    is ``round_prefer_floor``).
+    over`` of ``size``, cut to the axis. ``rounding`` has ONNX's names (``round`` is
+    ``round_prefer_floor``).
     """
-    match coordinates:  # the position is (i * times + plus) / over
-        case "align_corners":
-            times, plus, over = (size - 1, 0, out - 1) if out > 1 else (0, 0, 1)
-        case "asymmetric":
-            times, plus, over = size, 0, out
-        case "pytorch_half_pixel" if out == 1:
-            times, plus, over = 0, 0, 1
-        case "half_pixel" | "pytorch_half_pixel":
-            times, plus, over = 2 * size, size - out, 2 * out
-        case _:
-            raise AssertionError(coordinates)
+    times, plus, over = places(size, out, coordinates)
     match rounding:
         case "floor":
             pass
