@@ -95,6 +95,37 @@ def batch_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) 
     return relax.Tuple([relax.TupleGetItem(made, n) for n in range(3)])
 
 
+def local_response_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """LRN: x / (bias + alpha * mean of the squares of ``size`` neighbouring channels) ** beta. Of
+    an even number one more lies behind; TVM takes one more on either side, and float32 alone.
+    """
+    shape, size = [int(d) for d in inputs[0].ty.shape], int(attrs["size"])
+    before = (size - 1) // 2
+    x = _widened(builder, inputs[0])
+    squares = relax.op.reshape(builder.emit(relax.op.multiply(x, x)), [shape[0], 1, shape[1], -1])
+    means = relax.op.nn.avg_pool2d(
+        builder.emit(squares),
+        pool_size=(size, 1),
+        padding=(before, 0, size - 1 - before, 0),
+        count_include_pad=True,
+    )
+    alpha, bias, beta = (
+        relax.const(attrs.get(name, default), str(x.ty.dtype))
+        for name, default in (("alpha", 1e-4), ("bias", 1.0), ("beta", 0.75))
+    )
+    means = builder.emit(relax.op.reshape(builder.emit(means), shape))
+    whole = builder.emit(relax.op.add(builder.emit(relax.op.multiply(means, alpha)), bias))
+    y = builder.emit(relax.op.divide(x, builder.emit(relax.op.power(whole, beta))))
+    return relax.op.astype(y, str(inputs[0].ty.dtype))
+
+
+def _widened(builder: Any, x: Any) -> Any:
+    """The tensor in float32, if its type is narrower: squares and sums overflow in float16."""
+    if str(x.ty.dtype) not in ("float16", "bfloat16"):
+        return x
+    return builder.emit(relax.op.astype(x, "float32"))
+
+
 def lp_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """Vectors along ``axis`` divided by their norm, the sum of magnitudes for p = 1 and the root of
     the sum of squares for p = 2. A vector of zeros stays one, as in ONNX Runtime.

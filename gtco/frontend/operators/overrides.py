@@ -3,7 +3,8 @@
 ONNX's own backend tests showed what to correct or refuse:
 
 - LayerNormalization's second and third output, Pow of two types
-- SplitToSequence by one size, Elu and Selu of other types than float32, MeanVarianceNormalization
+- SplitToSequence by one size, MeanVarianceNormalization, LRN of an even size
+- Elu, Selu and LRN of other types than float32
 - Dropout's mask and training mode, IsInf's two flags, Constant's scalar forms
 - BatchNormalization's new statistics, reductions over no axes
 - ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
@@ -55,6 +56,7 @@ from gtco.frontend.operators.movement import (
 from gtco.frontend.operators.normalization import (
     batch_normalization,
     layer_normalization,
+    local_response_normalization,
     lp_normalization,
     mean_variance_normalization,
     skip_layer_normalization,
@@ -71,7 +73,7 @@ from gtco.frontend.operators.pointwise import (
     selu,
     thresholded_relu,
 )
-from gtco.frontend.operators.products import conv_transpose, einsum
+from gtco.frontend.operators.products import conv_transpose, einsum, gemm
 from gtco.frontend.operators.reductions import RULES as REDUCTIONS
 from gtco.frontend.operators.resize import resize, upsample
 from gtco.frontend.operators.roi_align import roi_align
@@ -116,6 +118,8 @@ OVERRIDES: dict[str, Override] = {
     "Elu": elu,
     "Selu": selu,
     "Einsum": einsum,
+    "Gemm": gemm,
+    "LRN": local_response_normalization,
     "LpNormalization": lp_normalization,
     "MeanVarianceNormalization": mean_variance_normalization,
     "Pad": pad,

@@ -1,4 +1,4 @@
-"""ConvTranspose with any output padding, and Einsum as an operator."""
+"""ConvTranspose with any output padding, Gemm without its C, and Einsum as an operator."""
 
 from __future__ import annotations
 
@@ -50,6 +50,21 @@ def conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> An
     if bias is None:
         return y
     return relax.op.add(y, builder.emit(relax.op.reshape(bias, (1, -1, *[1] * space))))
+
+
+def gemm(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Gemm with a beta of 0, which reads no C (in PyTorch, BLAS and ONNX Runtime): NaN times 0 is
+    NaN.
+    """
+    a, b, c = padded(inputs, 3)
+    if c is None or attrs.get("beta", 1.0) != 0:
+        return None
+    if attrs.get("transA", 0):
+        a = builder.emit(relax.op.permute_dims(a))
+    if attrs.get("transB", 0):
+        b = builder.emit(relax.op.permute_dims(b))
+    y = builder.emit(relax.op.matmul(a, b))
+    return relax.op.multiply(y, relax.const(attrs.get("alpha", 1.0), str(a.ty.dtype)))
 
 
 def _whole(

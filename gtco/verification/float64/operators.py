@@ -94,7 +94,7 @@ class Gemm(OpRun):
     def _run(self, a, b, c=None, alpha=1.0, beta=1.0, transA=0, transB=0):  # type: ignore[no-untyped-def]
         a, b = (a.T if transA else a), (b.T if transB else b)
         y = _scalar(a, alpha) * np.matmul(operand(a), operand(b))
-        return (y if c is None else y + _scalar(a, beta) * c,)
+        return (y if c is None or beta == 0 else y + _scalar(a, beta) * c,)
 
 
 class Einsum(OpRun):

@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.lower.walk import lower
 from gtco.support.errors import UnsupportedError
+from gtco.verification.float64.operators import Gemm
 
 SIZES = {"sizes": np.array([5, 5]), "all": np.array([1, 2, 3, 5])}
 PICTURE = "uint8[1,2,8,8] x"
@@ -190,6 +191,45 @@ def test_activations_of_other_types(op: str, dtype: str) -> None:
     (got,) = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
     assert got.dtype == x.dtype
     np.testing.assert_allclose(got, wanted, rtol=2e-3 if dtype == "float16" else 1e-7, atol=2e-3)
+
+
+@pytest.mark.parametrize("attributes", ["", ", alpha=0.5", ", transA=1, transB=1"])
+def test_a_gemm_of_no_c_does_not_read_it(attributes: str) -> None:
+    """As PyTorch's addmm, BLAS and ONNX Runtime."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]> g (float[4,4] a, float[4,4] b, float[4] c)
+            => (float[4,4] y) {{ y = Gemm<beta=0.0{attributes}>(a, b, c) }}"""
+    )
+    rng = np.random.default_rng()
+    inputs = {name: rng.standard_normal((4, 4)).astype(np.float32) for name in "ab"}
+    inputs["c"] = np.float32([1, np.nan, np.inf, 0])
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate(inputs).values()
+    np.testing.assert_allclose(got, wanted[0], rtol=1e-5, atol=1e-6)
+    (judged,) = ReferenceEvaluator(model, new_ops=[Gemm]).run(None, inputs)
+    np.testing.assert_allclose(judged, wanted[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16", "double"])
+@pytest.mark.parametrize("more", ["", ", beta=0.5, bias=0.1"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+def test_local_response_normalization(size: int, more: str, dtype: str) -> None:
+    """Of other types as GPUs compute it, and of even sizes; TVM has neither."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]> g ({dtype}[2,6,3,5] x) => ({dtype}[2,6,3,5] y)
+            {{ y = LRN<size={size}, alpha=0.3{more}>(x) }}"""
+    )
+    kind = {"double": "float64", "float": "float32"}.get(dtype, dtype)
+    x = np.random.default_rng().normal(1, 3, (2, 6, 3, 5)).astype(kind)
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
+    assert got.dtype == kind
+    wide = x.astype(np.float64)
+    first = [c - (size - 1) // 2 for c in range(6)]
+    sums = [(wide[:, max(0, c) : c + size] ** 2).sum(axis=1) for c in first]
+    beta, bias = (0.5, 0.1) if more else (0.75, 1.0)
+    wanted = wide / (bias + 0.3 / size * np.stack(sums, 1)) ** beta
+    tolerance = {"float16": 4e-3, "float32": 1e-5}.get(kind, 1e-7)
+    np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("op", ["Add", "Max", "Pow", "MatMul", "Concat<axis=0>", "Where"])
