@@ -105,8 +105,8 @@ def sketches(stage: Stage, target: Machine, failed: Failed = _nobody) -> list[Sk
         from gtco.tensor.sketch.cuda_rules import (
             RULES as rules,  # imported here: a compile for a CPU does not need them
         )
-    elif _of_nothing(stage):
-        rules = (fallback.match,)
+    if _of_nothing(stage):
+        rules = rules[-1:]  # the fallback
     for rule in rules:
         try:
             sketch = rule(stage, target)

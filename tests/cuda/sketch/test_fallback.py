@@ -21,6 +21,7 @@ from gtco.machine.gpu import ARCHITECTURES, gpu_target
 from gtco.tensor import cuda
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.operators import OPERATORS
+from gtco.tensor.sketch import sketches
 from gtco.tensor.sketch.fallback import cpu
 from gtco.tensor.sketch.fallback.cuda import CudaFallback, match
 from gtco.tensor.space import Config, Rejection
@@ -30,7 +31,7 @@ from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.sketch.test_elementwise import in_dtype, inputs, wanted
 from tests.cuda.whole import emulated, outputs
 from tests.kernels import assert_close, fresh_seed, random_inputs, reference
-from tests.sketch.fallback.test_fallback import single
+from tests.sketch.fallback.test_fallback import of_nothing, single
 from tests.sketch.fallback.test_opaque import OPAQUE, _nonzero, opaque
 from tests.sketch.test_scatter import drawn as written
 from tests.sketch.test_scatter import writing
@@ -160,6 +161,14 @@ def test_an_empty_output_is_a_kernel_that_does_nothing() -> None:
     stage = single("relu", [T((0, 3))], T((0, 3)))
     program = sketch_of(stage).build(ONLY, "gtco_test")
     assert isinstance(program, CudaProgram) and "out[" not in program.source
+
+
+def test_operators_of_nothing() -> None:
+    """No other sketch takes them."""
+    stages = of_nothing()
+    check(stages, 1e-6, 0)
+    for stage in stages:
+        assert [sketch.name for sketch in sketches(stage, GPU)] == ["fallback"]
 
 
 def test_what_needs_a_runtime_is_rejected_with_a_reason() -> None:

@@ -325,10 +325,22 @@ def test_other_floats(dtype: str, tolerance: float) -> None:
         check(stage, tolerance=tolerance)
 
 
+def of_nothing() -> list[Stage]:
+    """Operators that combine no elements."""
+    made = [single("matmul", [T((4, 0)), T((0, 8))], T((4, 8)))]
+    made += [single("matmul", [T((4, 0), "int8"), T((0, 8), "int8")], T((4, 8), "int32"))]
+    for kind in ("sum", "prod", "mean", "max", "min"):
+        made.append(single(kind, [T((2, 0))], T((2,)), axes=(1,), keepdims=False))
+    for kind, dtype in (("max", "bool"), ("min", "bool"), ("max", "int32"), ("sum", "int64")):
+        made.append(single(kind, [T((2, 0), dtype)], T((2,), dtype), axes=(1,), keepdims=False))
+    return made
+
+
 def test_empty_tensors() -> None:
     check(single("add", [T((0, 3)), T((3,))], T((0, 3))))
     check(single("concat", [T((0, 3)), T((2, 3))], T((2, 3)), axis=0))
-    check(single("sum", [T((2, 0))], T((2,)), axes=(1,), keepdims=False))
+    for stage in of_nothing():
+        check(stage)
 
 
 CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "layout": "NHWC"}

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf, nan, prod
+from math import inf, isfinite, isnan, nan, prod
 
+import numpy
 from tvm import tirx
 
 from gtco.machine.target import Target
@@ -50,7 +51,8 @@ IMAGE: dict[str, Element] = {
 
 
 # The value of each element if an operator combines no elements: its first operand is empty (for
-# attention, the values are), and its output is not. TVM divides by the size of the operand.
+# attention, the values are), and its output is not. TVM divides by the size of the operand, or
+# stores nothing.
 OF_NOTHING = {
     "sum": 0.0, "prod": 1.0, "mean": nan, "max": -inf, "min": inf,
     "moments": nan, "merged_moments": nan,
@@ -58,15 +60,27 @@ OF_NOTHING = {
 }  # fmt: skip
 
 
-def of_nothing(stage: Stage) -> float | None:
+def of_nothing(stage: Stage) -> float | int | None:
     """The value of every element of the stage's one operator, if its inputs have no elements; else
     None.
     """
     op = stage.output
     taken = op.inputs[2] if op.kind == "attention" else op.inputs[0] if op.inputs else ""
-    if op.kind not in OF_NOTHING or stage.types[taken].size or not op.type.dtype.startswith("f"):
+    if op.kind not in OF_NOTHING or stage.types[taken].size:
         return None
-    return OF_NOTHING[op.kind]
+    value = OF_NOTHING[op.kind]
+    if op.type.dtype.startswith(("float", "bfloat")):
+        return value
+    if op.type.dtype == "bool":
+        return int(value > 0)
+    if isnan(value):
+        return None
+    return int(value) if isfinite(value) else _limit(op.type.dtype, value > 0)
+
+
+def _limit(dtype: str, largest: bool) -> int:
+    found = numpy.iinfo(dtype)
+    return int(found.max if largest else found.min)
 
 
 def match(stage: Stage, target: Target) -> Fallback | None:

@@ -34,7 +34,7 @@ from gtco.tensor.emit.reader import Reader
 from gtco.tensor.relax.bridge import lower_module
 from gtco.tensor.relax.calls import BridgeError
 from gtco.tensor.relax.spellings import module_of
-from gtco.tensor.sketch.fallback.cpu import IMAGE, SLOWNESS, operations
+from gtco.tensor.sketch.fallback.cpu import IMAGE, SLOWNESS, of_nothing, operations
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import INT4, Stage
 
@@ -85,7 +85,8 @@ class CudaFallback:
     def by_elements(self) -> bool:
         """True if each element is computed directly from the inputs, without temporary tensors."""
         op = self.stage.output
-        return readable(op) or op.kind in IMAGE or op.type.size == 0
+        nothing = op.type.size == 0 or of_nothing(self.stage) is not None
+        return readable(op) or op.kind in IMAGE or nothing
 
     @property
     def tasks(self) -> int:
@@ -141,11 +142,13 @@ class CudaFallback:
     def _elements(self, symbol: str) -> CudaProgram:
         """``out[i] = value(i)``, with a thread for each i."""
         stage, output = self.stage, self.stage.output
-        size = output.type.size
+        size, constant = output.type.size, of_nothing(stage)
 
         def body(b: Body) -> None:
             index = split_flat(b.index[0], output.type.sizes)
-            if output.kind in IMAGE:
+            if constant is not None:
+                value = tirx.const(constant, output.type.dtype)
+            elif output.kind in IMAGE:
                 reader = Reader(stage, b.em, b.inputs)
                 sources = [partial(reader.value, x) for x in output.inputs]
                 types = [stage.types[x] for x in output.inputs]
