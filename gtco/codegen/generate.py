@@ -28,7 +28,8 @@ class Generated:
     """The stages as they were built in the end, with kernels and choices by stage key.
     ``notes`` say what failed, and ``spills`` which kernels for GPUs spill registers. ``rejections``
     counts, by reason, the configs that were not in the space of their stage. A run calls each stage
-    ``times``: once for each part of a batch.
+    ``times``: once for each part of a batch. ``wrong`` has, by stage key, configs that were
+    measured to compute something else.
     """
 
     stages: list[Stage]
@@ -38,6 +39,7 @@ class Generated:
     spills: list[str] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
     times: int = 1
+    wrong: Mapping[str, Collection[Config]] = field(default_factory=dict)
 
     @property
     def different(self) -> dict[str, Stage]:

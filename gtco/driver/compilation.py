@@ -149,6 +149,7 @@ class Compilation:
         with self.phase("generate") as say:
             made = self.kernels(list(found.stages), policy, graph.constants, workers)
             made.times = fused.whole.times
+            made.wrong = {key: policy.wrong(stage) for key, stage in made.different.items()}
             if self.shared is not None:
                 self.shared.layouts.add(made.stages, made.kernels, graph.constants)
             code = sum(k.nbytes for k in made.kernels.values())

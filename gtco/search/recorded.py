@@ -174,13 +174,13 @@ class RecordedPolicy:
                 f"what {self.source} says of {stage.label} ({stage.key}) is not followed: "
                 f"{space.check(config)}"
             )
-        if pick.config not in _wrong(known):
+        if pick.config not in self.wrong(stage):
             return pick
         return next(iter(self.best(stage, 1, without)), None)
 
     def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
         """By price, without configs that were measured to compute something else."""
-        wrong = _wrong(self.known(stage))
+        wrong = self.wrong(stage)
         found = self.policy.best(stage, n + len(wrong), without)
         return [pick for pick in found if pick.config not in wrong][:n]
 
@@ -202,6 +202,10 @@ class RecordedPolicy:
             legal = [r for r in found[:old] if space.check(r.parsed) is None]
             self._known[key] = [*legal, *found[old:]]
         return self._known[key]
+
+    def wrong(self, stage: Stage) -> set[Config]:
+        """Configs of the stage that were measured to compute something else."""
+        return {record.parsed for record in self.known(stage) if record.outcome == "wrong"}
 
     def follows_shipped(self, stage: Stage) -> bool:
         """True if a shipped record decides the pick of this stage."""
@@ -311,7 +315,3 @@ def measured_elsewhere(
         f"{records.path} holds nothing that was measured for '{policy.target.name}' with these "
         f"versions of gtco, TVM and NVRTC: {MODEL_PICKS}"
     ]
-
-
-def _wrong(records: Iterable[Record]) -> set[Config]:
-    return {record.parsed for record in records if record.outcome == "wrong"}

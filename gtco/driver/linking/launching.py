@@ -93,7 +93,7 @@ def _prices(generated: Generated, machine: GpuTarget) -> LaunchPrices:
         launch: Any = choice.sketch.workload(choice.config)
         used = kernel.images[machine.arch].registers or launch.registers
         own = replace(launch, registers=used), constant_bytes(stage)
-        fewer = narrow(policy, choice)
+        fewer = narrow(policy, choice, generated.wrong.get(stage.key, ()))
         other: Any = fewer.sketch.workload(fewer.config)
         found[stage.key] = own, own if fewer is choice else (other, constant_bytes(stage))
     steps = [found[stage.key] for stage in generated.stages]

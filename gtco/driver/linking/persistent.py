@@ -91,7 +91,7 @@ def within(generated: Generated, target: GpuTarget, workers: Workers) -> dict[st
         found[stage.key] = kernel
         if kernel.threads > MOST_THREADS or has_roles(kernel.source):
             pick = generated.choices[stage.key]
-            fewer = narrow(GpuPolicy(target), pick)
+            fewer = narrow(GpuPolicy(target), pick, generated.wrong.get(stage.key, ()))
             if fewer is not pick:
                 symbol = f"gtco_{stage.key}_narrow"
                 jobs[stage.key] = Job(symbol, stage.canonical, fewer.config, target)

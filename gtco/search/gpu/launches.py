@@ -5,7 +5,7 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any
@@ -54,11 +54,11 @@ class LaunchPrices:
         return {name: s if s < inf else None for name, s in vars(self).items()}
 
 
-def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
+def narrow(policy: GpuPolicy, pick: Pick, wrong: Collection[Config] = ()) -> Pick:
     """The pick with which the persistent kernel does the stage. Usually it is ``pick`` itself. If
     its warps have roles, it is the pick without them. If its blocks have more than MOST_THREADS
     threads, it is the sketch's config of least predicted time whose blocks have at most so
-    many; ``pick`` if there is none.
+    many; ``pick`` if there is none. Configs that were measured as ``wrong`` are left out.
     """
     sketch = pick.sketch
 
@@ -66,16 +66,21 @@ def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
         found: Any = sketch.workload(config)
         return found
 
+    def allowed() -> list[Config]:
+        right = (config for config in configs(sketch) if config not in wrong)
+        return [config for config in right if not launch(config).copying]
+
     if launch(pick.config).copying:
-        alike = (config for config in configs(sketch) if not launch(config).copying)
+        if not (alike := allowed()):
+            return pick
         nearest = min(alike, key=lambda config: _differences(config, pick.config))
         pick = Pick(sketch, nearest, policy.price(sketch, nearest))
     if launch(pick.config).threads <= MOST_THREADS:
         return pick
     picks = [
         Pick(sketch, config, policy.price(sketch, config))
-        for config in configs(sketch)
-        if launch(config).threads <= MOST_THREADS and not launch(config).copying
+        for config in allowed()
+        if launch(config).threads <= MOST_THREADS
     ]
     best = min(picks, key=lambda one: one.seconds, default=pick)
     return best if best.seconds < inf else pick

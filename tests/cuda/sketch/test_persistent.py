@@ -23,7 +23,8 @@ from gtco.driver.linking.assembly import assemble
 from gtco.driver.linking.persistent import persistent
 from gtco.machine.gpu import gpu_target
 from gtco.runtime.gpu.plan import GpuArtifact
-from gtco.search.gpu.launches import MOST_THREADS
+from gtco.search.gpu.launches import MOST_THREADS, narrow
+from gtco.search.gpu.policy import GpuPolicy
 from gtco.tensor.cuda.persistent import (
     MOST_POINTERS,
     MOST_TENSORS,
@@ -125,6 +126,13 @@ def test_a_stage_of_many_threads_has_fewer_in_it(tmp_path: Path) -> None:
     answer = walk(artifact, program, {artifact.inputs[0].name: x.numpy()}, blocks=2, arch=800)
     wanted = layer(x).detach().numpy()
     assert np.abs(next(iter(answer.values())) - wanted).max() <= 1e-5
+    fewer = {c for c in configs(sketch) if sketch.workload(c).threads <= MOST_THREADS}
+    policy, pick = GpuPolicy(target), built.generated.choices[stage.key]
+    first = narrow(policy, pick)
+    assert narrow(policy, pick, {first.config}).config in fewer - {first.config}
+    built.generated.wrong = {stage.key: fewer}  # all were measured to compute something else
+    found = persistent(built.generated, 2, target, workers)  # type: ignore[arg-type]
+    assert not isinstance(found, Rejection) and found[0].threads == wider.threads
 
 
 @pytest.mark.parametrize("spilling", [("sm_80",), ("sm_80", "sm_90a")])

@@ -376,6 +376,6 @@ def test_no_persistent_kernel_is_made_of_them(
     found = persistent(built.generated, 2, TARGET, workers)  # type: ignore[arg-type]
     assert not isinstance(found, Rejection)
     assert not has_roles(workers.persistent[found[0].symbol].source)
-    monkeypatch.setattr(gtco.driver.linking.persistent, "narrow", lambda policy, pick: pick)
+    monkeypatch.setattr(gtco.driver.linking.persistent, "narrow", lambda policy, pick, _: pick)
     refused = persistent(built.generated, 2, TARGET, workers)  # type: ignore[arg-type]
     assert isinstance(refused, Rejection) and refused.reason == "warp roles"
