@@ -9,6 +9,7 @@ from typing import Any
 from gtco.cli import arguments
 from gtco.cli.console import Phases, say, size
 from gtco.cli.outputs import add_force, check_ours, here
+from gtco.runtime.publish import weights_beside
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -38,12 +39,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def main(options: argparse.Namespace) -> int:
     from gtco.support.torchless import import_tvm
 
-    output = options.output or here(options.model, ".bundle")
-    if not options.force:
-        check_ours(output, lambda first: first.startswith(b"\x7fELF"), "a bundle")
     import_tvm()
     from gtco.compiler import candidates_to_file
+    from gtco.driver.checks import check_bundle
 
+    output = options.output or here(options.model, ".bundle")
+    check_bundle(output, options.model)
+    if not options.force:
+        check_ours(output, lambda first: first.startswith(b"\x7fELF"), "a bundle")
     chosen = arguments.compile_options(
         argparse.Namespace(tune="off", records=None, **vars(options))
     )
@@ -53,8 +56,9 @@ def main(options: argparse.Namespace) -> int:
         )
     for note in report.notes:
         say(f"note: {note}")
+    # weights that are too large for a library lie beside it
+    files = [f"{file} ({size(file.stat().st_size)})" for file in (output, *weights_beside(output))]
     say(
-        f"{output} ({size(output.stat().st_size)}): where they are to run, gtco measure "
-        f"{output.name} -o answers.jsonl"
+        f"{' and '.join(files)}: where they are to run, gtco measure {output.name} -o answers.jsonl"
     )
     return 0

@@ -20,6 +20,7 @@ from gtco.cli import main
 from gtco.codegen.jobs import Failure, GpuKernel, Job, Kernel
 from gtco.driver.candidates import bundle
 from gtco.driver.compilation import Compilation, silent
+from gtco.driver.compiled import CompileReport
 from gtco.machine.gpu import gpu_target
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
@@ -309,6 +310,21 @@ def test_a_user_makes_candidates(
     assert read_metadata(tmp_path / "block.bundle")["candidates"]["stages"] > 2
 
 
+def test_weights_beside_a_bundle_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written(model: Path, output: Path, **_: object) -> CompileReport:
+        for name in (output.name, f"{output.name}.weights-0123456789abcdef"):
+            (tmp_path / name).write_bytes(b"x" * 1000)
+        return CompileReport()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gtco.compiler.candidates_to_file", written)
+    assert main(f"candidates m.onnx --target {TARGET}".split()) == 0
+    said = capsys.readouterr().out
+    assert "m.bundle (" in said and " and m.bundle.weights-0123456789abcdef (" in said
+
+
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
@@ -316,6 +332,7 @@ def test_a_user_makes_candidates(
         ("vit.so", "must end in .bundle"),
         ("new/", "must end in .bundle"),
         ("a.bundle", "is a folder"),
+        ("b.bundle", "is there already and is not a bundle that gtco made"),
         ("absent/a.bundle", "does not exist"),
         ("link.bundle", "is the model itself"),
         ("/proc/a.bundle", "cannot write"),
@@ -336,12 +353,13 @@ def test_what_is_no_place_for_candidates_is_said_at_once(
     source.write_bytes(model())
     (tmp_path / "vit.so").write_bytes(b"a library")
     (tmp_path / "a.bundle").mkdir()
+    (tmp_path / "b.bundle").write_bytes(b"somebody's")
     (tmp_path / "link.bundle").symlink_to(source)
     command = ["candidates", str(source), "--target", TARGET, "--output", str(tmp_path / output)]
     assert main(command) == 1
     assert reason in capsys.readouterr().err
     assert source.read_bytes() == model() and (tmp_path / "vit.so").read_bytes() == b"a library"
-    there = ["a.bundle", "link.bundle", "model.onnx", "vit.so"]
+    there = ["a.bundle", "b.bundle", "link.bundle", "model.onnx", "vit.so"]
     assert sorted(path.name for path in tmp_path.iterdir()) == there
 
 
