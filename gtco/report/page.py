@@ -139,7 +139,7 @@ def view(facts: Facts, model: ModelFacts, prefix: str) -> View:
         peak=f"{text.percent(reached / peak)} of the {dtype} peak" if reached and peak else "",
         formats=", ".join(f"{text.nbytes(n)} {d}" for d, n in facts.weights_by_dtype.items()),
         tensors=sum(place.nbytes for place in model.arena),
-        unattributed=unattributed(model),
+        unattributed=unattributed(model, facts.target),
         disturbed=disturbed(model),
         where=draw(
             charts.where_time_goes(model),
@@ -243,8 +243,9 @@ WORDS = {
 }
 
 
-def unattributed(model: ModelFacts) -> str:
+def unattributed(model: ModelFacts, target: str) -> str:
     """Says what the bar of this name is."""
+    copies = ", the copies of inputs and outputs from and to the host" * target.startswith("cuda")
     found = model.measurement
     if found is None:
         return ""
@@ -258,7 +259,7 @@ def unattributed(model: ModelFacts) -> str:
     noise = max(0.0, found.summed_seconds - found.stages_seconds)
     said = (
         f"The stages add up to {text.milliseconds(found.stages_seconds)}; the rest, {share} of a "
-        "run, is unattributed: the call, and the waits between stages"
+        f"run, is unattributed: the call{copies}, and the waits between stages"
     )
     if noise > 0.1 * found.unattributed_seconds:
         said += (

@@ -22,6 +22,7 @@ from gtco.report.facts import Machine, Tensor
 from gtco.report.gather import bytes_of, gather, model_facts
 from gtco.report.measured import measured, timing
 from gtco.runtime.library import read_metadata
+from gtco.runtime.variants import described_variants
 from gtco.support.errors import ArtifactError
 from gtco.tensor.stage import ITEM_BYTES
 from gtco.tuning.view import StageView, View
@@ -160,6 +161,19 @@ def test_a_library_that_does_not_open_here_is_read(made, monkeypatch):
     valid(facts.to_json())
     assert facts.models[0].unmeasured == "not measured: it needs avx1024"
     assert facts.models[0].stages[0].share == made.facts.models[0].stages[0].share
+
+
+def test_the_prediction_is_of_the_way_that_the_first_architecture_is_launched(made):
+    metadata = read_metadata(made.library)
+    metadata |= {
+        "target": {**metadata["target"], "arch": "sm_75"},
+        "predicted_launches": {"graph": 2.0, "persistent": 1.0},
+        "launches": "persistent",
+    }
+    (variant,) = described_variants(metadata)
+    assert model_facts(variant, metadata).predicted_seconds == 1
+    metadata["persistent_would_spill"] = {"sm_75": 8}
+    assert model_facts(variant, metadata).predicted_seconds == 2
 
 
 def test_timing_is_of_all_runs():

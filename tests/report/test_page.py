@@ -18,7 +18,7 @@ from gtco.report.compiled import with_report
 from gtco.report.difference import difference
 from gtco.report.facts import Facts, Measurement, Timing
 from gtco.report.gather import judged, notes_of
-from gtco.report.page import MOST_BYTES, TEMPLATES, difference_page, page, view
+from gtco.report.page import MOST_BYTES, TEMPLATES, difference_page, page, unattributed, view
 from gtco.report.text import count, error_text, middle, milliseconds, percent
 from gtco.support.options import Quantization
 
@@ -302,6 +302,13 @@ def test_a_large_model_stays_below_the_size_that_mail_takes(made):
         assert stages[-1].reads == before
     large = replace(model, stages=tuple(stages), arena=())
     check(page(timed(replace(made.facts, models=(large,)))))
+
+
+def test_copies_are_named_where_a_gpu_has_some(made):
+    facts = timed(made.facts)
+    assert "and the waits" in check(page(facts)).text and "copies" not in check(page(facts)).text
+    (model,) = facts.models
+    assert "copies of inputs and outputs from and to the host" in unattributed(model, "cuda:sm_80")
 
 
 def test_every_variant_has_its_own_ids(shaped):
