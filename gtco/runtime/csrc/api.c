@@ -332,33 +332,36 @@ static gtco_status set_sizes(gtco_model* m, const int64_t* const* shapes) {
   return status;
 }
 
-EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
+/* Takes the handle for one call, which ends with given_back. The message of a handle that is busy belongs to the call
+ * under way. */
+static gtco_status taken(gtco_model* model) {
   if (!model) return GTCO_ERROR_ARGUMENT;
   if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
   model->error[0] = '\0';
-  gtco_status status = set_sizes(model, shapes);
+  return GTCO_OK;
+}
+
+static gtco_status given_back(gtco_model* model, gtco_status status) {
   atomic_store(&model->busy, 0);
   return status;
+}
+
+EXPORT gtco_status gtco_set_shapes(gtco_model* model, const int64_t* const* shapes) {
+  const gtco_status status = taken(model);
+  return status == GTCO_OK ? given_back(model, set_sizes(model, shapes)) : status;
 }
 
 EXPORT gtco_status gtco_run_shapes(gtco_model* model, const int64_t* const* shapes, const void* const* inputs,
                                    void* const* outputs) {
-  if (!model) return GTCO_ERROR_ARGUMENT;
-  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
-  model->error[0] = '\0';
-  gtco_status status = set_sizes(model, shapes);
-  if (status == GTCO_OK) status = run(model, inputs, outputs, NULL);
-  atomic_store(&model->busy, 0);
-  return status;
+  gtco_status status = taken(model);
+  if (status != GTCO_OK) return status;
+  status = set_sizes(model, shapes);
+  return given_back(model, status == GTCO_OK ? run(model, inputs, outputs, NULL) : status);
 }
 
 EXPORT gtco_status gtco_profile(gtco_model* model, const void* const* inputs, void* const* outputs, double* seconds) {
-  if (!model) return GTCO_ERROR_ARGUMENT;
-  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY; /* the message belongs to the run under way */
-  model->error[0] = '\0';
-  gtco_status status = run(model, inputs, outputs, seconds);
-  atomic_store(&model->busy, 0);
-  return status;
+  const gtco_status status = taken(model);
+  return status == GTCO_OK ? given_back(model, run(model, inputs, outputs, seconds)) : status;
 }
 
 EXPORT gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* const* outputs) {
@@ -368,12 +371,10 @@ EXPORT gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* 
 /* For programs that also use models for GPUs. A model for a CPU has no streams. */
 EXPORT gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream) {
   if (!stream) return gtco_run(model, inputs, outputs);
-  if (!model) return GTCO_ERROR_ARGUMENT;
-  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
-  gtco_status status = gtco_fail(model->error, GTCO_ERROR_ARGUMENT,
-                                 "gtco_run_on: this model runs on the CPU, which has no streams; pass NULL");
-  atomic_store(&model->busy, 0);
-  return status;
+  const gtco_status status = taken(model);
+  if (status != GTCO_OK) return status;
+  return given_back(model, gtco_fail(model->error, GTCO_ERROR_ARGUMENT,
+                                     "gtco_run_on: this model runs on the CPU, which has no streams; pass NULL"));
 }
 
 EXPORT const char* gtco_launch_mode(const gtco_model* model) { return model ? "" : NULL; }
