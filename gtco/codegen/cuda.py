@@ -9,12 +9,11 @@ from dataclasses import replace
 from math import prod
 
 from gtco.codegen.nvrtc import Image, compile_cuda
-from gtco.machine.gpu import GPUS, MOST_BLOCK_THREADS, REGISTER_GRANULE, GpuTarget
+from gtco.machine.gpu import GPUS, MOST_BLOCK_THREADS, MOST_BLOCKS, REGISTER_GRANULE, GpuTarget
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.cuda.source import bounded
 from gtco.tensor.space import Rejection
 
-GRID = (2**31 - 1, 65535, 65535)  # the most blocks along x, y and z
 Compiler = Callable[[str, str, bool], Image]  # called as compile_cuda is
 
 
@@ -98,8 +97,8 @@ def listing(program: CudaProgram, images: Mapping[str, Image]) -> str:
 
 def _unlaunchable(program: CudaProgram, target: GpuTarget) -> Rejection | None:
     """Why no GPU of the target could launch it, whatever the compiler makes of it."""
-    if not all(1 <= n <= most for n, most in zip(program.grid, GRID, strict=True)):
-        return Rejection("grid", f"a grid of {program.grid} blocks; {GRID} are possible")
+    if not all(1 <= n <= most for n, most in zip(program.grid, MOST_BLOCKS, strict=True)):
+        return Rejection("grid", f"a grid of {program.grid} blocks; {MOST_BLOCKS} are possible")
     if not 1 <= program.threads <= MOST_BLOCK_THREADS:
         return Rejection(
             "threads", f"{program.threads} threads a block; {MOST_BLOCK_THREADS} are possible"

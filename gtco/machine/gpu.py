@@ -20,7 +20,9 @@ SMALLER = {86: "sm_80,sm_89"}
 MOST_REGISTERS = 255  # registers of a thread: instructions cannot name more
 REGISTER_GRANULE = 8  # the registers of a thread are given out in eights
 WARP = 32  # threads
+# Of any launch: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications".
 MOST_BLOCK_THREADS = 1024
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # along x, y and z
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
+from gtco.machine.gpu import GPUS, MOST_BLOCK_THREADS, MOST_BLOCKS
 from gtco.runtime.gpu.plan import GpuArtifact, PersistentKernel
 from gtco.support.errors import BuildError
 
-# Limits of any GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical
-# Specifications"
-MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10
+MAX_SHARED = max(gpu.shared for gpu in GPUS.values())
 # Limits of a persistent kernel's tables: gtco/tensor/cuda/device/gtco/persistent_tables.cuh
 MAX_TENSORS, MAX_TASKS = 64, 2**31 - 1
 ARCHITECTURE = re.compile(r"(?:sm_(\d+)(\d)(a?))|(?:compute_(\d+)(\d))")
@@ -26,10 +25,12 @@ def check_launches(artifact: GpuArtifact) -> None:
     arity: dict[str, int] = {}
     for number, step in enumerate(artifact.every_step):
         where = f"step {number} ({step.kernel})"
-        if not all(1 <= n <= most for n, most in zip(step.grid, MAX_GRID, strict=True)):
-            raise BuildError(f"{where} has the grid {step.grid}; 1 to {MAX_GRID} are possible")
-        if not 1 <= step.threads <= MAX_THREADS:
-            raise BuildError(f"{where} has {step.threads} threads; 1 to {MAX_THREADS} are possible")
+        if not all(1 <= n <= most for n, most in zip(step.grid, MOST_BLOCKS, strict=True)):
+            raise BuildError(f"{where} has the grid {step.grid}; 1 to {MOST_BLOCKS} are possible")
+        if not 1 <= step.threads <= MOST_BLOCK_THREADS:
+            raise BuildError(
+                f"{where} has {step.threads} threads; 1 to {MOST_BLOCK_THREADS} are possible"
+            )
         if not 0 <= step.shared <= MAX_SHARED:
             raise BuildError(
                 f"{where} asks for {step.shared} bytes of shared memory; {MAX_SHARED} is the most"
@@ -63,7 +64,7 @@ def _check_persistent(artifact: GpuArtifact, kernel: PersistentKernel) -> None:
         wrong = "has no machine code for any architecture"
     elif tensors > MAX_TENSORS:
         wrong = f"takes {MAX_TENSORS} inputs and outputs at most, and the model has {tensors}"
-    elif not 1 <= kernel.threads <= MAX_THREADS or not 0 <= kernel.shared <= MAX_SHARED:
+    elif not 1 <= kernel.threads <= MOST_BLOCK_THREADS or not 0 <= kernel.shared <= MAX_SHARED:
         wrong = f"has {kernel.threads} threads and {kernel.shared} bytes of shared memory a block"
     elif len(kernel.prefetches) != len(artifact.steps):
         wrong = f"prefetches for {len(kernel.prefetches)} steps of {len(artifact.steps)}"
