@@ -4,7 +4,7 @@ between a DequantizeLinear and a QuantizeLinear; and these two in ONNX Runtime's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -33,7 +33,8 @@ from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.expansion.writer import Writer
 from gtco.frontend.node_check import DTYPES
 
-_POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
+_COUNTED = "count_include_pad"
+_POOL = ("auto_pad", "ceil_mode", _COUNTED, "kernel_shape", "pads", "strides")
 _PER_AXIS_SOFTMAX = 13  # the first opset whose Softmax is over one axis
 _BY_AXIS = 13  # the first opset whose DequantizeLinear has an axis
 
@@ -105,11 +106,31 @@ def qlinear_average_pool(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     scale, zero = parameters(w, scale, zero, w.dtype(x))
     y = dequantize(w, quantized(w, x, x_scale, x_zero))
     last = attrs.get("channels_last", 0)
-    given = {k: v for k, v in attrs.items() if k in _POOL}
-    y = w.add("AveragePool", channels_first(w, y) if last else y, **given)
+    y = channels_first(w, y) if last else y
+    y = w.add("AveragePool", y, **_whole_windows(attrs, w.shape(y)[2:]))
     y = w.add("Add", w.add("Div", y, scale), w.cast(zero, FLOAT))
     y = round_shifted(w, y, w.dtype(zero))
     return [channels_last(w, y) if last else y]
+
+
+def _whole_windows(attrs: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
+    """The attributes of an AveragePool. Where padding counts, ONNX Runtime divides by all taps of a
+    window, also by those behind the padding that ``ceil_mode`` lets in; so these become padding.
+    """
+    given = {k: v for k, v in attrs.items() if k in _POOL}
+    auto = given.get("auto_pad", b"NOTSET")
+    if not (auto in (b"NOTSET", b"VALID") and given.get("ceil_mode") and given.get(_COUNTED)):
+        return given
+    given.pop("auto_pad", None)
+    axes = len(sizes)
+    pads = list((given.get("pads") if auto == b"NOTSET" else None) or [0] * (2 * axes))
+    strides = given.get("strides") or [1] * axes
+    for a, (n, k, s) in enumerate(zip(sizes, given["kernel_shape"], strides, strict=True)):
+        steps = -(-(n + pads[a] + pads[axes + a] - k) // s)
+        if steps * s >= n + pads[a]:  # no window begins behind the image
+            steps -= 1
+        pads[axes + a] = max(pads[axes + a], steps * s + k - n - pads[a])
+    return given | {"pads": pads, "ceil_mode": 0}
 
 
 def qlinear_reduce_mean(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:

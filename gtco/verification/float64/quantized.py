@@ -354,7 +354,8 @@ class QLinearAveragePool(OpRun):
         count_include_pad=0, kernel_shape=None, pads=None, strides=None,
     ):  # fmt: skip
         y = _real(np.moveaxis(x, -1, 1) if channels_last else x, x_scale, x_zero)
-        y = averages(y, auto_pad, ceil_mode, count_include_pad, None, kernel_shape, pads, strides)
+        given = (ceil_mode, count_include_pad, None, kernel_shape, pads, strides)
+        y = averages(y, auto_pad, *given, behind=True)
         y = _rounded_shifted(y / _one(scale), zero, x.dtype)
         return (np.moveaxis(y, 1, -1) if channels_last else y,)
 

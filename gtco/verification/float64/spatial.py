@@ -117,20 +117,22 @@ class AveragePool(OpRun):
         kernel_shape=None, pads=None, strides=None,
     ):  # fmt: skip
         given = (ceil_mode, count_include_pad, dilations, kernel_shape, pads, strides)
-        return (averages(x, auto_pad, *given, opset=self.run_params["opsets"][""]),)
+        behind = self.run_params["opsets"][""] < 19 and not ceil_mode
+        return (averages(x, auto_pad, *given, behind=behind),)
 
 
 def averages(
     x: Array, auto_pad: str, ceil_mode: int, count_include_pad: int, dilations: Any,
-    kernel_shape: Any, pads: Any, strides: Any, opset: int = 19,
+    kernel_shape: Any, pads: Any, strides: Any, behind: bool,
 ) -> Array:  # fmt: skip
-    """The mean of each window. Attributes that are None have ONNX's defaults. Before opset 19,
-    ``count_include_pad`` also counts taps after the padding, except in ceil mode.
+    """The mean of each window. Attributes that are None have ONNX's defaults. If padding counts,
+    taps ``behind`` it may count too: before opset 19, except in ceil mode, and in ONNX Runtime's
+    QLinearAveragePool.
     """
     given = (auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     total = sum(_pooled(x, *given, 0))
     ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
-    after = 1 if count_include_pad and opset < 19 and not ceil_mode else 0
+    after = 1 if count_include_pad and behind else 0
     count = sum(_pooled(ones, *given, after, fill_inside=1 if count_include_pad else 0))
     mean: Array = np.asarray(total / count)
     return mean

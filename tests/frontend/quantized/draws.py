@@ -279,6 +279,7 @@ def qlinear_average_pool(d: Drawing) -> Case:
     case.attrs |= {"kernel_shape": kernel, "channels_last": last}
     case.attrs |= {"strides": [d.size(2) for _ in kernel], "count_include_pad": int(d.chance(0.5))}
     case.attrs["pads"] = [int(d.rng.integers(0, k)) for k in (*kernel, *kernel)]
+    case.attrs["ceil_mode"] = int(d.chance(0.5))
     return case
 
 
