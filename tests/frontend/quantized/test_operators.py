@@ -40,3 +40,17 @@ def test_drawn_operators(name: str, count: int) -> None:
     print(f"{name}: {apart} of {total} integers differ by one step, {skipped} cases left out")
     assert compared == count
     assert apart <= 1e-3 * total + 2
+
+
+def test_windows_behind_the_padding_divide_by_all_their_taps() -> None:
+    """Where padding counts: ONNX Runtime's QLinearAveragePool, unlike its AveragePool."""
+    case = DRAWS["qlinear_average_pool"](Drawing(np.random.default_rng(0)))
+    kind = case.inputs["x"].dtype
+    rng = np.random.default_rng()
+    case.inputs["x"] = rng.integers(0, 100, (1, 2, 5, 6)).astype(kind)
+    case.attrs |= {"kernel_shape": [3, 2], "strides": [3, 3], "pads": [2, 0, 1, 0]}
+    case.attrs |= {"channels_last": 0, "count_include_pad": 1, "ceil_mode": 1}
+    (got,) = lower(load_onnx(model_of([case]), simplify=False)).evaluate(case.inputs).values()
+    want = wanted(case)
+    assert got.shape == want.shape == (1, 2, 3, 2)
+    compare(case, got, want, "ceil mode")
