@@ -15,7 +15,9 @@ nothing while the rows fit the L2 cache. On a Zen 4, equally many products with 
 1370 keys of width 64 take the same time within 3 %, though only the first two leave the scores in
 L1. In C on a Granite Rapids, 1376 keys in tiles take 0.96 to 1.19 of the time in blocks of 64 to
 352 keys. They take as long if the weights of a block of rows are computed beside the products of
-the next one: such a product occupies one of the two units that compute vectors. Where K and V do not fit L2 themselves, ``mc`` blocks of rows share a pass over each::
+the next one: such a product occupies one of the two units that compute vectors.
+
+Where K and V do not fit L2 themselves, ``mc`` blocks of rows share a pass over each::
 
     for mc blocks of mr rows:
       for vectors of keys that a micro-kernel multiplies by:      # read from far once, then from L1
