@@ -33,6 +33,20 @@ def check_outputs(model: onnx.ModelProto) -> None:
         )
 
 
+def check_opset(model: onnx.ModelProto) -> None:
+    """Raises ModelError if the model asks for operators of a later opset than any that is known
+    here: they may mean something else.
+    """
+    known = onnx.defs.onnx_opset_version()
+    asked = max((o.version for o in model.opset_import if o.domain in STANDARD), default=1)
+    if asked > known:
+        raise ModelError(
+            f"the model asks for opset {asked} of ONNX, and the installed onnx "
+            f"{onnx.__version__} knows no later one than {known}: export with opset {known} or an "
+            "earlier one, or install a later onnx"
+        )
+
+
 def check_sparse(model: onnx.ModelProto) -> None:
     """Raises UnsupportedError for weights that are stored sparse."""
     constants = [

@@ -34,6 +34,7 @@ from gtco.frontend.model_check import (
     STANDARD,
     check_initializers,
     check_model,
+    check_opset,
     check_outputs,
     check_sparse,
     refuse_unsupported,
@@ -149,6 +150,7 @@ def import_skeleton(
     """
     adopt(skeleton)
     check_outputs(skeleton)
+    check_opset(skeleton)
     check_sparse(skeleton)
     sizes = set_sizes(_inputs(skeleton, weights), shapes or {}, symbols=symbols)
     if sizes is not None:

@@ -257,3 +257,12 @@ def test_an_input_without_a_shape_is_named() -> None:
     assert "the shape of its input 'x' is known only when the model runs (inputs: x" in said
     known = str(Node(helper.make_node("Flatten", ["w"], ["y"]), types | {"x": whole}).refused())
     assert "known only" not in known
+
+
+def test_opsets_that_do_not_exist_yet_are_refused() -> None:
+    model = parsed("f (float[2] x) => (float[2] y) { y = Relu(x) }")
+    model.opset_import[0].version = onnx.defs.onnx_opset_version() + 1
+    said = refusal(model)
+    assert said is not None and "knows no later one" in said
+    model.opset_import[0].version -= 1
+    assert refusal(model) is None

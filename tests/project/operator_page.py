@@ -47,8 +47,8 @@ TYPES = fill(
 ABOUT = f"""
 gtco reads a file's operators in four ways. The columns say which, and what the kernels are.
 
-- **opsets**: those in which ONNX has the operator, as far as opset {OPSET}. gtco refuses no opset by its number. ONNX's
-  tests, and so the last column, are of the newest form of an operator.
+- **opsets**: those in which ONNX has the operator, as far as opset {OPSET}. A file may ask for any that the
+  installed onnx knows. ONNX's tests, and so the last column, are of the newest form of an operator.
 - **read by**
     - *gtco*: a rule in `gtco/frontend/operators/`. Where the rule leaves a node alone, TVM's importer reads it.
     - *written out*: gtco writes other operators in its place (`gtco/frontend/expansion/`).
