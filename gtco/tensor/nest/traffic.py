@@ -184,6 +184,9 @@ def _tasks(p: _Pieces) -> Layer:
     tile unit more: there a run is a row of the task if blocks of rows meet all panels, or if the
     pages of all rows stay at hand until the next panel; and a line of two panels is stored twice.
     A block of more rows than L1 fetches lines at a time waits for the first ones.
+
+    For the tile unit, whose tasks are few and large, last tasks are priced as small as they are.
+    For vectors every wave counts as a whole one: their picks and layouts were measured so.
     """
     nest, stored = p.nest, float(ITEM_BYTES[p.nest.out])
     width, run, touched = stored * nest.row.columns, stored * nest.row.columns, p.task_c
@@ -193,7 +196,8 @@ def _tasks(p: _Pieces) -> Layer:
         touched *= max(1.0, CACHE_LINE / width) * max(1.0, p.height / FILLS)
     fetched = Stream(2 * touched * min(1.0, CACHE_LINE / run), p.whole_c, handed=True)
     stores = fetched, Stream(touched, p.whole_c, handed=True)
-    return Layer(1, (), stores, nest.shape.tasks, even=nest.shape.even)
+    even = nest.shape.even if nest.row.kind.in_tiles else 1.0
+    return Layer(1, (), stores, nest.shape.tasks, even=even)
 
 
 def spread(stride: int, run: float) -> float:
