@@ -8,7 +8,7 @@ onnxscript 0.7). Those of which it has nothing are in ``missing.py``.
 - ``atan2``, which it writes with the wrong half at 0 and a negative number;
 - ``logaddexp``, which it writes as a logarithm of exponentials that overflow;
 - ``index_put`` where a mask chooses (``x[mask] = token``), which it writes as a scatter to places
-  whose number is known only at run time;
+  whose number is known only at run time, and behind whole axes (``x[:, mask] = token``) not at all;
 - ``softmax``, ``log_softmax`` and ``mean`` in another type (``dtype=``), to which it casts the
   result and not the tensor: means of integers lose their fractions;
 - ``cummax`` and ``cummin``, of which ONNX has no operator (the text of GroundingDINO);
@@ -47,16 +47,23 @@ def _index_put() -> Any:
     from onnxscript.function_libs.torch_lib.ops.core import aten_index_put
 
     def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
-        """``x[mask] = values`` is a choice if every masked place gets the same values."""
-        mask = indices[0] if len(indices) == 1 else None
+        """``x[mask] = values`` is a choice if every masked place gets the same values. Axes before
+        those of the mask may be whole: ``x[:, mask] = values``.
+        """
+        given = [index for index in indices if index is not None]
+        mask = given[0] if len(given) == 1 else None
         if mask is None or mask.dtype != onnx_ir.DataType.BOOL or accumulate:
             return aten_index_put(x, indices, values, accumulate)
-        rest = len(x.shape) - len(mask.shape)
-        if len(values.shape) > rest + 1 or (len(values.shape) > rest and values.shape[0] != 1):
+        masked, rank = len(mask.shape), len(values.shape)
+        lead = next(axis for axis, index in enumerate(indices) if index is not None)
+        rest = len(x.shape) - lead - masked
+        # all masked places are one axis of the values
+        if rank > rest and values.shape[rank - rest - 1] != 1:
             return aten_index_put(x, indices, values, accumulate)
         if rest:
-            axes = list(range(len(mask.shape), len(x.shape)))
-            mask = op.Unsqueeze(mask, ints(*axes))
+            mask = op.Unsqueeze(mask, ints(*range(masked, masked + rest)))
+        if rank > rest + 1 and masked > 1:
+            values = op.Unsqueeze(values, ints(*range(rank - rest, rank - rest + masked - 1)))
         return op.Where(mask, values, x)
 
     return index_put

@@ -198,3 +198,22 @@ def test_a_mask_chooses_what_is_written(shape: tuple[int, ...]) -> None:
 
 def test_a_mask_of_all_axes() -> None:
     _check(Put(), (torch.randn(2, 7, 5), torch.rand(2, 7, 5) > 0.5))
+
+
+class PutBehind(Put):
+    """The axes before those of the mask are whole."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = x.clone()
+        x[:, mask] = self.token
+        return x
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 5), (1, 1, 5), (2, 1, 5)], ids=str)
+@pytest.mark.parametrize("masked", [(7,), (3, 4)], ids=str)
+def test_a_mask_behind_whole_axes(masked: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    _check(PutBehind(*shape), (torch.randn(2, *masked, 5), torch.rand(masked) > 0.5))
+
+
+def test_a_mask_of_the_last_axis() -> None:
+    _check(PutBehind(2, 1), (torch.randn(2, 7), torch.rand(7) > 0.5))
