@@ -8,7 +8,8 @@ or one that is a loop.
 - ``cdist``, as in codebooks, by differences or by a product, as torch chooses;
 - ``prims.prod``, of which ``cumprod`` and ``vander`` are made;
 - ``hstack`` of vectors, which it writes as a loop over a sequence;
-- ``squeeze`` of axes that are not 1, which PyTorch leaves and ONNX forbids.
+- ``squeeze`` of axes that are not 1, which PyTorch leaves and ONNX forbids;
+- ``adaptive_max_pool``, of any sizes and with the places of the largest elements.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def missing(torch: Any) -> dict[Any, Any]:
         aten.hstack.default: hstack,
         aten.squeeze.dim: lambda x, dim: squeeze(x, [dim]),
         aten.squeeze.dims: squeeze,
+        aten.adaptive_max_pool2d.default: adaptive_max_pool,
+        aten.adaptive_max_pool3d.default: adaptive_max_pool,
     }
 
 
@@ -185,3 +188,42 @@ def squeeze(x: Any, dims: Sequence[int]) -> Any:
     rank = len(x.shape)
     ones = sorted({d % rank for d in dims if rank and x.shape[d] == 1})
     return op.Squeeze(x, ints(*ones)) if ones else op.Identity(x)
+
+
+def adaptive_max_pool(x: Any, output_size: Sequence[int]) -> Any:
+    """The largest element of each window, and its place in the map. Where the size of an axis is no
+    multiple of that of the output, windows overlap, and they are of two lengths.
+    """
+    import numpy
+    import onnx_ir
+
+    op, rank, axes = _op(), len(x.shape), len(output_size)
+    first = rank - axes
+    sizes = [x.shape[axis] for axis in range(first, rank)]
+    if not all(isinstance(size, int) for size in sizes):
+        raise NotImplementedError("adaptive_max_pool of a map of an open size: give it a size")
+    windows, places = x, numpy.zeros((), numpy.int64)
+    for axis, (size, made) in enumerate(zip(sizes, output_size, strict=True)):
+        bounds = [(n * size // made, -(-(n + 1) * size // made)) for n in range(made)]
+        longest = max(end - begin for begin, end in bounds)
+        # a shorter window has its last element twice
+        read = [[min(n, end - 1) for n in range(begin, begin + longest)] for begin, end in bounds]
+        index = op.Constant(value=onnx_ir.tensor(read, dtype=onnx_ir.DataType.INT64))
+        windows = op.Gather(windows, index, axis=first + 2 * axis)
+        places = places[..., None, None] * size + numpy.asarray(read)
+    inside = [first + 2 * axis + 1 for axis in range(axes)]
+    if all(size % made == 0 for size, made in zip(sizes, output_size, strict=True)) and first == 2:
+        steps = [size // made for size, made in zip(sizes, output_size, strict=True)]
+        best = op.MaxPool(x, kernel_shape=steps, strides=steps)[0]
+    else:
+        best = op.ReduceMax(windows, ints(*inside), keepdims=0)
+
+    outside = [axis for axis in range(first + 2 * axes) if axis not in inside]
+    rows = op.Reshape(
+        op.Transpose(windows, perm=[*outside, *inside]), ints(*[0] * first, *output_size, -1)
+    )
+    known = places.transpose([a - first for a in (*outside[first:], *inside)])
+    table = op.Constant(value=onnx_ir.tensor(known.reshape(*output_size, -1)))
+    chosen = op.ArgMax(rows, axis=-1, keepdims=1)
+    found = op.GatherElements(op.Expand(table, op.Shape(rows)), chosen, axis=-1)
+    return best, op.Squeeze(found, ints(-1))

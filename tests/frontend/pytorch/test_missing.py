@@ -149,3 +149,18 @@ def test_functions_along_an_axis_without_options(function: Any, shape: tuple[int
     """gtco's own translations also take calls that leave their options out."""
     _check(lambda x: function(x, -1), torch.randn(shape))
     _check(lambda x: function(x, 0), torch.randn(shape))
+
+
+@pytest.mark.parametrize("made", [(1, 1), (3, 5), (4, 3), (7, 10), (9, 12)], ids=str)
+@pytest.mark.parametrize("lead", [(2, 3), (3,)], ids=str)
+def test_the_largest_of_adapted_windows(lead: tuple[int, ...], made: tuple[int, int]) -> None:
+    """Sizes that divide the map's, sizes that do not, and greater ones; the places too."""
+    x = torch.randn(*lead, 6, 10)
+    _check(lambda x: torch.nn.functional.adaptive_max_pool2d(x, made), x)
+    _check(lambda x: torch.nn.functional.adaptive_max_pool2d(x, made, return_indices=True), x)
+
+
+def test_the_largest_of_adapted_windows_of_lines_and_volumes() -> None:
+    line, volume = torch.randn(2, 3, 11), torch.randn(2, 3, 4, 6, 5)
+    _check(lambda x: torch.nn.functional.adaptive_max_pool1d(x, 4, return_indices=True), line)
+    _check(lambda x: torch.nn.functional.adaptive_max_pool3d(x, (2, 4, 5), True), volume)
