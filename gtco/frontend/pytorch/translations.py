@@ -9,6 +9,7 @@ onnxscript 0.7). Those of which it has nothing are in ``missing.py``.
 - ``logaddexp``, which it writes as a logarithm of exponentials that overflow;
 - ``index_put`` where a mask chooses (``x[mask] = token``), which it writes as a scatter to places
   whose number is known only at run time, and behind whole axes (``x[:, mask] = token``) not at all;
+  also by its places (``x[torch.where(mask)] = token``, as Mask2Former and OneFormer have it);
 - ``softmax``, ``log_softmax`` and ``mean`` in another type (``dtype=``), to which it casts the
   result and not the tensor: means of integers lose their fractions;
 - ``cummax`` and ``cummin``, of which ONNX has no operator (the text of GroundingDINO);
@@ -48,8 +49,11 @@ def _index_put() -> Any:
 
     def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
         """``x[mask] = values`` is a choice if every masked place gets the same values. Axes before
-        those of the mask may be whole: ``x[:, mask] = values``.
+        those of the mask may be whole: ``x[:, mask] = values``. ``x[torch.where(mask)]`` is the
+        same choice by the places of the mask.
         """
+        if found := _mask_of_places(indices):
+            indices = [found]
         given = [index for index in indices if index is not None]
         mask = given[0] if len(given) == 1 else None
         if mask is None or mask.dtype != onnx_ir.DataType.BOOL or accumulate:
@@ -67,6 +71,31 @@ def _index_put() -> Any:
         return op.Where(mask, values, x)
 
     return index_put
+
+
+def _mask_of_places(indices: Sequence[Any]) -> Any:
+    """The mask whose places ``torch.where(mask)`` gave as these indices, one for each of its axes;
+    None if they are no such places.
+    """
+    import onnx_ir
+
+    masks = []
+    for axis, index in enumerate(indices):
+        # what nonzero and unbind are written as: squeeze(slice(transpose(nonzero(mask))))
+        steps, value = [], index
+        for kind in ("Squeeze", "Slice", "Transpose", "NonZero"):
+            node = value.producer() if value is not None else None
+            if node is None or node.op_type != kind:
+                return None
+            steps.append(node)
+            value = node.inputs[0]
+        start = onnx_ir.convenience.get_const_tensor(steps[1].inputs[1])
+        if start is None or start.numpy().tolist() != [axis]:
+            return None
+        masks.append(value)
+    known = masks and masks[0].dtype == onnx_ir.DataType.BOOL and masks[0].shape is not None
+    same = known and len(masks) == len(masks[0].shape) and all(m is masks[0] for m in masks)
+    return masks[0] if same else None
 
 
 def _conv3d() -> Any:

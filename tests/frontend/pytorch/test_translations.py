@@ -217,3 +217,15 @@ def test_a_mask_behind_whole_axes(masked: tuple[int, ...], shape: tuple[int, ...
 
 def test_a_mask_of_the_last_axis() -> None:
     _check(PutBehind(2, 1), (torch.randn(2, 7), torch.rand(7) > 0.5))
+
+
+@pytest.mark.parametrize("lead", [(), (2,)], ids=str)
+def test_places_of_a_mask_choose_what_is_written(lead: tuple[int, ...]) -> None:
+    """So OneFormer shows everything to queries whose mask hides everything."""
+
+    def shown(x: Tensor) -> Tensor:
+        hidden = x > 0
+        hidden[torch.where(hidden.sum(-1) == hidden.shape[-1])] = False
+        return hidden.float()
+
+    _check(OfOne(shown), (torch.randn(*lead, 9, 2),))
