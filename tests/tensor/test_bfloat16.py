@@ -130,7 +130,9 @@ def test_movement_and_arithmetic(
         sketch = rule.match(stage, machine)
         assert sketch is not None
         got = build(sketch, next(iter(configs(sketch))), machine)(x).astype(np.float64)
-        near = 2.0**-8 * np.abs(wanted) + 1e-30 if kind in ("gelu",) else 0.0
+        near = np.zeros(())
+        if kind == "gelu":  # rounding, and what gelu_rounded states: far below 0 it is more
+            near = 2.0**-8 * np.abs(wanted) + 3.2e-5 * np.abs(x.astype(np.float64)) + 1e-30
         assert (np.abs(got - wanted) <= near).all()
 
 
