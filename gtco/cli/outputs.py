@@ -71,9 +71,9 @@ def add_force(parser: argparse.ArgumentParser) -> None:
 
 
 def check_ours(path: Path, ours: Callable[[bytes], bool], what: str) -> None:
-    """Raises :class:`OptionError` if writing ``path`` would replace a file that is not ``what``
-    gtco writes, which ``ours`` tells from its first bytes. What is no file, as a pipe, is written
-    to.
+    """Raises :class:`OptionError` if writing ``path`` would replace a file that gtco did not make.
+    ``ours`` gets the file's first bytes, and says whether gtco made it. ``what`` names what gtco
+    makes there. Pipes and devices have no content to lose, so they are not checked.
     """
     if not os.path.isfile(path) or standard_stream(path) is not None:
         return

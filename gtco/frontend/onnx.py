@@ -275,7 +275,7 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
 
 
 def not_a_tensor(what: str, value: onnx.ValueInfoProto) -> UnsupportedError:
-    """The error for an input or output that is none. ``what`` says which of both it is."""
+    """The error for an input or output that is not a tensor. ``what`` is "input" or "output"."""
     kind = value.type.WhichOneof("value")
     found = "of no type" if kind in (None, "tensor_type") else kind
     return UnsupportedError(

@@ -6,6 +6,7 @@ static int moved(pid_t id, size_t size, const cpu_set_t* mask);
 #define sched_getaffinity asked
 #define sched_setaffinity moved
 #include "thread_pool.c"
+#include "plain_calls.h"
 #undef sched_getaffinity
 #undef sched_setaffinity
 
@@ -28,18 +29,6 @@ static int moved(pid_t id, size_t size, const cpu_set_t* mask) {
     inside = moves - 1;
   }
   return 0;
-}
-
-int gtco_begin_restarts(const gtco_step* steps, int num_steps) { (void)steps, (void)num_steps; return 1; }
-void gtco_no_more_restarts(void) {}
-int gtco_can_end_calls(void) { return 1; }
-const volatile uint32_t* gtco_this_cpu(void) { return NULL; }
-void gtco_end_calls(void) {}
-int gtco_call_restartable(gtco_kernel k, void* const* b, void* w, int64_t i, int64_t j, const _Atomic uint64_t* h,
-                          uint64_t t) {
-  (void)h, (void)t;
-  k(b, w, i, j);
-  return 1;
 }
 
 int main(void) {

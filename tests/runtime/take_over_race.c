@@ -4,6 +4,7 @@
 static int hooked(clockid_t clock, struct timespec* time);
 #define clock_gettime hooked
 #include "thread_pool.c"
+#include "plain_calls.h"
 #undef clock_gettime
 
 static struct gtco_worker* loses; /* the thread whose clock is read */
@@ -15,18 +16,6 @@ static int hooked(clockid_t clock, struct timespec* time) {
   time->tv_sec = time->tv_nsec = 0;
   if (++looks == 2) atomic_store(&loses->held, 0);
   return 0;
-}
-
-int gtco_begin_restarts(const gtco_step* steps, int num_steps) { (void)steps, (void)num_steps; return 1; }
-void gtco_no_more_restarts(void) {}
-int gtco_can_end_calls(void) { return 1; }
-const volatile uint32_t* gtco_this_cpu(void) { return NULL; }
-void gtco_end_calls(void) {}
-int gtco_call_restartable(gtco_kernel k, void* const* b, void* w, int64_t i, int64_t j, const _Atomic uint64_t* h,
-                          uint64_t t) {
-  (void)h, (void)t;
-  k(b, w, i, j);
-  return 1;
 }
 
 int main(void) {

@@ -57,8 +57,9 @@ class LaunchPrices:
 def narrow(policy: GpuPolicy, pick: Pick, wrong: Collection[Config] = ()) -> Pick:
     """The pick with which the persistent kernel does the stage. Usually it is ``pick`` itself. If
     its warps have roles, it is the pick without them. If its blocks have more than MOST_THREADS
-    threads, it is the sketch's config of least predicted time whose blocks have at most so
-    many; ``pick`` if there is none. Configs that were measured as ``wrong`` are left out.
+    threads, it is the sketch's config of least predicted time whose blocks have at most so many.
+    If the sketch has no such config, it is ``pick``. A config that is ``wrong``, which was measured
+    to compute something else, is not taken.
     """
     sketch = pick.sketch
 
