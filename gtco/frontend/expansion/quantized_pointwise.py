@@ -32,6 +32,7 @@ from gtco.frontend.expansion.quantized import (
 from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.expansion.writer import Writer
 from gtco.frontend.node_check import DTYPES
+from gtco.frontend.operators.padding import auto_pad, whole_windows
 
 _COUNTED = "count_include_pad"
 _POOL = ("auto_pad", "ceil_mode", _COUNTED, "kernel_shape", "pads", "strides")
@@ -118,19 +119,10 @@ def _whole_windows(attrs: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, 
     window, also by those behind the padding that ``ceil_mode`` lets in; so these become padding.
     """
     given = {k: v for k, v in attrs.items() if k in _POOL}
-    auto = given.get("auto_pad", b"NOTSET")
-    if not (auto in (b"NOTSET", b"VALID") and given.get("ceil_mode") and given.get(_COUNTED)):
+    explicit = auto_pad(given) in ("NOTSET", "VALID")
+    if not (explicit and given.get("ceil_mode") and given.get(_COUNTED)):
         return given
-    given.pop("auto_pad", None)
-    axes = len(sizes)
-    pads = list((given.get("pads") if auto == b"NOTSET" else None) or [0] * (2 * axes))
-    strides = given.get("strides") or [1] * axes
-    for a, (n, k, s) in enumerate(zip(sizes, given["kernel_shape"], strides, strict=True)):
-        steps = -(-(n + pads[a] + pads[axes + a] - k) // s)
-        if steps * s >= n + pads[a]:  # no window begins behind the image
-            steps -= 1
-        pads[axes + a] = max(pads[axes + a], steps * s + k - n - pads[a])
-    return given | {"pads": pads, "ceil_mode": 0}
+    return given | {"auto_pad": "NOTSET", "pads": whole_windows(sizes, given), "ceil_mode": 0}
 
 
 def qlinear_reduce_mean(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:

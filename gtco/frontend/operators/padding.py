@@ -69,12 +69,7 @@ def with_windows(
         attrs["pads"] = pads
     if kind not in _POOLS or 0 in sizes:
         return attrs
-    axes = [
-        _Axis(n, k, s, d, before, after)
-        for n, k, s, d, before, after in zip(
-            sizes, kernel, strides, dilation, pads[: len(sizes)], pads[len(sizes) :], strict=True
-        )
-    ]
+    axes = _axes(sizes, kernel, strides, dilation, pads)
     if not attrs.get("ceil_mode", 0):
         if all(axis.rest >= 0 for axis in axes):
             return attrs
@@ -89,7 +84,29 @@ def with_windows(
     if kind != "LpPool":
         return attrs
     kept = {name: value for name, value in attrs.items() if name not in ("auto_pad", "ceil_mode")}
-    return kept | {"pads": [*pads[: len(sizes)], *(axis.padded_to_ceil() for axis in axes)]}
+    return kept | {"pads": whole_windows(sizes, attrs)}
+
+
+def whole_windows(sizes: Sequence[int], attrs: Mapping[str, Any]) -> list[int]:
+    """The padding of a pooling, before all axes, then after them, with which as many windows fit as
+    ``ceil_mode`` asks for.
+    """
+    ones = [1] * len(sizes)
+    steps = attrs["kernel_shape"], attrs.get("strides", ones), attrs.get("dilations", ones)
+    axes = _axes(sizes, *steps, padding(sizes, *steps, attrs))
+    return [*(axis.before for axis in axes), *(axis.padded_to_ceil() for axis in axes)]
+
+
+def _axes(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    pads: Sequence[int],
+) -> list[_Axis]:
+    number = len(sizes)
+    parts = zip(sizes, kernel, strides, dilation, pads[:number], pads[number:], strict=True)
+    return [_Axis(*part) for part in parts]
 
 
 @dataclass(frozen=True)
