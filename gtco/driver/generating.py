@@ -9,6 +9,7 @@ import numpy as np
 
 from gtco.codegen.generate import Choose, Generated, generate
 from gtco.codegen.workers import Workers
+from gtco.driver.sizes.layouts import Copies
 from gtco.driver.sizes.shared import Shared
 from gtco.driver.sizes.sharing import shared_steps
 from gtco.machine.target import Target
@@ -36,7 +37,9 @@ def generated(
     """
     choose: Choose = policy.choose
     if shared is not None:
-        choose = partial(shared.layouts.choose, policy, shared.kernels, constants)
+        seconds = sum(map(policy.predict, stages))
+        copies = Copies(shared.layouts, stages, seconds, constants)
+        choose = partial(copies.choose, policy, shared.kernels)
     known = shared.kernels if shared is not None else {}
     picks = dict(shared.picks) if shared is not None else {}
     text = options.dump is not None

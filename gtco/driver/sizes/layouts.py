@@ -2,19 +2,22 @@
 
 A weight is stored once for each layout in which some kernel reads it, and its layout follows from
 the kernel's tile. The best tile depends on the sizes, so variants of many sizes would bring many
-copies of each weight. A later variant therefore takes a config that reads a layout which is there,
-if that is predicted to be nearly as fast as its best. A layout that is larger than the weight is
-for products whose smallest size gains by it, since then all do. So sizes come here from the
-smallest on.
+copies of each weight. A copy therefore has a price: one of all weights of the model costs
+:data:`COPY` of the variant's time, and a stage takes the config whose seconds and copies cost least
+together. So a small weight gets a further layout for a small gain, and a large one of a short stage
+does not. The first layout of a weight is free; sizes come here from the smallest on, whose layouts
+are no larger than the weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
 
 import numpy as np
 
 from gtco.codegen.jobs import Kernel
+from gtco.driver.sizes.forms import form_of
 from gtco.search.policy import Policy, priced
 from gtco.search.recorded import RecordedPolicy
 from gtco.tensor.packing import Packing
@@ -22,11 +25,9 @@ from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 
-CLOSE = 1.03  # times the predicted seconds of the best config
-WIDE = 1.08  # the same, of a library of hundreds of sizes, which would have many layouts
-GROWN = 1.2  # the same, if the best needs a layout that is larger than the weight
-SETTLED = 1.2  # the same, of sizes between the anchors of such a library
-LOOKED_AT = 32  # configs of a stage
+COPY = 0.05  # of a variant's seconds: what one more copy of all weights may cost
+CLOSE = 1.03  # times the seconds of the cheapest: a config of a known form is taken
+LOOKED_AT = 32  # configs of a stage, and so many of other sketches
 
 
 class Layouts:
@@ -35,7 +36,6 @@ class Layouts:
     """
 
     def __init__(self) -> None:
-        self.close = CLOSE
         self._known: dict[int, set[Packing]] = {}  # packings of an array, by its id
 
     def add(
@@ -66,65 +66,97 @@ class Layouts:
             if (pick := picks.get(stage.key)) is None:
                 continue
             if stage.key not in found:
-                found[stage.key] = [*_packings(pick)]
+                found[stage.key] = [*packings_of(pick)]
             for place, packing in found[stage.key]:
                 if (name := stage.inputs[place].name) in constants:
                     self._known.setdefault(id(constants[name]), set()).add(packing)
+
+    def is_new(self, array: np.ndarray, packing: Packing) -> bool:
+        """True if the array has other layouts alone."""
+        known = self._known.get(id(array), set())
+        return bool(known) and packing not in known
+
+
+class Copies:
+    """What a variant pays for further layouts of its constants, and the picks that cost least with
+    them. ``seconds``: what its ``stages`` are predicted to take.
+    """
+
+    def __init__(
+        self,
+        layouts: Layouts,
+        stages: Collection[Stage],
+        seconds: float,
+        constants: Mapping[str, np.ndarray],
+    ) -> None:
+        self._layouts, self._constants = layouts, constants
+        self._alike: dict[str, list[Stage]] = {}  # stages, by their key
+        for stage in stages:
+            self._alike.setdefault(stage.key, []).append(stage)
+        names = {one.name for stage in stages for one in stage.inputs if one.name in constants}
+        arrays = {id(array): array.nbytes for array in map(constants.__getitem__, names)}
+        self._rate = COPY * seconds / max(1, sum(arrays.values()))  # seconds a byte
+
+    def bytes(self, pick: Pick, stage: Stage) -> float:
+        """Of the further layouts that the pick brings, for each stage that is equal to this one."""
+        alike = self._alike.get(stage.key, [stage])
+        new: dict[tuple[int, Packing], int] = {}
+        for place, packing in packings_of(pick):
+            for name in (one.inputs[place].name for one in alike):
+                if name in self._constants:
+                    array = self._constants[name]
+                    if self._layouts.is_new(array, packing):
+                        new[id(array), packing] = prod(packing.packed_shape) * array.itemsize
+        return sum(new.values()) / len(alike)
 
     def choose(
         self,
         policy: Policy,
         built: Mapping[str, tuple[Config, Kernel]],
-        constants: Mapping[str, np.ndarray],
         stage: Stage,
         without: Collection[str] = (),
+        known: Collection[Config] = (),
     ) -> Pick | None:
-        """The policy's choice, or one that is nearly as fast and needs no new layout. A kernel that
-        is ``built``, by the stage's key, is taken again. A config that won by its measurements is
-        kept.
+        """The policy's choice, or another one that costs less with its copies. A kernel that is
+        ``built``, by the stage's key, is taken again. A config that won by its measurements is
+        kept. ``known``: as in :meth:`cheapest`.
         """
         best = policy.choose(stage, without)
         there = built.get(stage.key)
         if best is None or (there and there[0] == best.config):
             return best
-        if there is None and self.fits(best, stage, constants):
+        liked = not known or form_of(best.config) in known
+        if there is None and liked and not self.bytes(best, stage):
             return best
-        promising, most = policy.best(stage, LOOKED_AT, without), self.close
-        if best.config != promising[0].config or _won(policy, stage, best):  # it was measured
+        promising = policy.best(stage, LOOKED_AT, without)
+        measured = not promising or best.config != promising[0].config
+        if measured or (isinstance(policy, RecordedPolicy) and policy.won(stage, best.config)):
             return best
         if there is not None and there[0].sketch not in without:
             return priced(policy, space_of(stage, policy.target), there[0]) or best
-        otherwise = best
-        if any(larger(packing) for _, packing in _packings(best)):
-            plain = policy.best(stage, LOOKED_AT, {best.sketch.name, *without})
-            most = max(most, GROWN)
-            promising += plain
-            if plain and plain[0].seconds <= most * best.seconds:
-                otherwise = plain[0]
-        close = [pick for pick in promising if pick.seconds <= most * best.seconds]
-        return next((pick for pick in close if self.fits(pick, stage, constants)), otherwise)
+        others = policy.best(stage, LOOKED_AT, {best.sketch.name, *without})
+        return self.cheapest([*promising, *others], stage, known)
 
-    def fits(self, pick: Pick, stage: Stage, constants: Mapping[str, np.ndarray]) -> bool:
-        """True if the pick brings no further layout of a constant that has one."""
-        for place, packing in _packings(pick):
-            known = self._known.get(id(constants.get(stage.inputs[place].name)), set())
-            if known and packing not in known:
-                return False
-        return True
-
-
-def _won(policy: Policy, stage: Stage, pick: Pick) -> bool:
-    return isinstance(policy, RecordedPolicy) and policy.won(stage, pick.config)
-
-
-def larger(packing: Packing) -> bool:
-    """True if a constant takes more room in this layout for little speed: sums of its quarters.
-    Winograd's transform of taps takes more too, and halves a time at least.
-    """
-    return bool(packing.quarters)
+    def cheapest(
+        self, picks: Sequence[Pick], stage: Stage, known: Collection[Config] = ()
+    ) -> Pick:
+        """The pick whose seconds and copies cost least, or one of the forms that are ``known``
+        (:func:`gtco.driver.sizes.forms.form_of`) if it is nearly as fast and copies no more.
+        """
+        costs = [pick.seconds + self._rate * self.bytes(pick, stage) for pick in picks]
+        least = picks[costs.index(min(costs))]
+        close, most = CLOSE * least.seconds, self.bytes(least, stage)
+        alike = (
+            pick
+            for pick in picks
+            if pick.seconds <= close
+            and form_of(pick.config) in known
+            and self.bytes(pick, stage) <= most
+        )
+        return next(alike, least)
 
 
-def _packings(pick: Pick) -> Iterator[tuple[int, Packing]]:
+def packings_of(pick: Pick) -> Iterator[tuple[int, Packing]]:
     """Layouts of the stage's constants, by their places among its inputs. The pick may have been
     made for an equal stage with other names.
     """

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import partial
 from math import ceil, prod
 
 from gtco.codegen.jobs import Failure, Job, Kernel, ProgramJob
@@ -16,10 +15,8 @@ from gtco.driver.checks import at_sizes
 from gtco.driver.compilation import Among, Compilation, Progress, silent
 from gtco.driver.phases import Built, Fused, Lowered
 from gtco.driver.sizes.anchors import ANCHORS, anchors
-from gtco.driver.sizes.forms import form_of
-from gtco.driver.sizes.layouts import CLOSE, LOOKED_AT, SETTLED, WIDE
+from gtco.driver.sizes.layouts import Copies
 from gtco.driver.sizes.plan import Plan
-from gtco.driver.sizes.shared import Shared
 from gtco.driver.sizes.sharing import Sharing
 from gtco.machine.target import Target
 from gtco.runtime.artifact import MAX_STEPS
@@ -87,7 +84,8 @@ class Many:
         self, plan: Plan, runs: Sequence[Compilation], progress: Progress, machine: Target
     ) -> None:
         self.plan, self.sizes, self.runs, self.progress = plan, plan.sizes, runs, progress
-        self.machine, self.sharing = machine, Sharing(machine)
+        assert runs[0].shared is not None
+        self.machine, self.sharing, self.shared = machine, Sharing(machine), runs[0].shared
         self.fused: dict[Compilation, Fused] = {}  # until their kernels are made
         self._text = runs[0].options.dump is not None
         self._guessed: dict[str, tuple[Job | ProgramJob, Kernel | Failure]] = {}
@@ -111,8 +109,6 @@ class Many:
         later = [numbers for numbers in choices if numbers not in left]
         ends = [n for numbers in left for n in numbers]
         first, between = self._anchors(ends)
-        if between:
-            self._close(WIDE)
         order = deque(first[n] for n in in_order([self.sizes[n] for n in first]))
         start = time.perf_counter()
         self.runs[0].rates(machine)  # a phase of its own, if this machine was not measured
@@ -148,7 +144,7 @@ class Many:
                             self.outline(self.runs[one], ahead)
                             kept.append(one)
                     if not order and between:
-                        self._settle()
+                        self.shared.forms.settled = True  # others take what these have
                         order.extend(between)
                         between = []
                     if not order and later:  # with the parts that are worth it at both ends
@@ -181,10 +177,8 @@ class Many:
                 lambda done, of: self.progress("generate", None, f"{done}/{of}"),
                 self._guessed,
             )
-        shared = runs[0].shared
-        assert shared is not None
-        shared.kernels |= made
-        shared.picks |= {key: self.sharing.picks[key] for key in made}
+        self.shared.kernels |= made
+        self.shared.picks |= {key: self.sharing.picks[key] for key in made}
         what = f"{len({k.symbol for _, k in made.values()})} kernels of {len(made)} stages"
         self.progress("generate", time.perf_counter() - start, what)
         built: dict[Compilation, Built] = {}
@@ -198,51 +192,21 @@ class Many:
         takes a config that differs from that of another size in its chunks at most, if that is
         predicted to be nearly as fast as its best.
         """
-        shared, fused = run.shared, self.fused[run]
-        assert shared is not None
+        shared, fused = self.shared, self.fused[run]
         before, stages = len(self.sharing.picks), fused.partition.stages
-        self.sharing.outline(stages, partial(self._choose, shared, fused), ahead)
+        constants = fused.graph.constants
+        copies = Copies(shared.layouts, stages, fused.predicted(), constants)
+
+        def choose(stage: Stage) -> Pick | None:
+            known = {*shared.forms.of(stage)}
+            if not fused.searched and (near := shared.forms.near(fused.policy, stage)):
+                return copies.cheapest(near, stage, known)
+            return copies.choose(fused.policy, {}, stage, known=known)
+
+        self.sharing.outline(stages, choose, ahead)
         for key in [*self.sharing.picks][before:]:
             shared.forms.add(self.sharing.stages[key], self.sharing.picks[key].config)
-        shared.layouts.add_picks(stages, self.sharing.picks, fused.graph.constants)
-
-    @staticmethod
-    def _choose(shared: Shared, fused: Fused, stage: Stage) -> Pick | None:
-        policy, layouts, constants = fused.policy, shared.layouts, fused.graph.constants
-        known = {*shared.forms.of(stage)}
-
-        def close(picks: Sequence[Pick]) -> list[Pick]:
-            """Those nearly as fast as the first that need no new layout, known forms first."""
-            most = layouts.close * picks[0].seconds
-            fit = [p for p in picks if p.seconds <= most and layouts.fits(p, stage, constants)]
-            alike = [p for p in fit if p.seconds <= CLOSE * fit[0].seconds]
-            return sorted(alike, key=lambda pick: form_of(pick.config) not in known)
-
-        if not fused.searched and (near := shared.forms.near(policy, stage)):
-            return next(iter(close(near)), near[0])
-        best = layouts.choose(policy, {}, constants, stage)
-        if best is None or not known or form_of(best.config) in known:
-            return best
-        first = policy.choose(stage)
-        promising = policy.best(stage, LOOKED_AT)
-        if first is None or not promising or first.config != promising[0].config:
-            return best  # it was measured
-        if policy.won(stage, first.config):  # so was this one
-            return best
-        return next((p for p in close(promising) if form_of(p.config) in known), best)
-
-    def _settle(self) -> None:
-        """From here on sizes take the configs that others have."""
-        shared = self.runs[0].shared
-        assert shared is not None
-        shared.forms.settled = True
-        self._close(SETTLED)
-
-    def _close(self, times: float) -> None:
-        """A config that needs no new layout may take so many times the seconds of the best."""
-        shared = self.runs[0].shared
-        assert shared is not None
-        shared.layouts.close = times
+        shared.layouts.add_picks(stages, self.sharing.picks, constants)
 
     def _anchors(self, numbers: list[int]) -> tuple[list[int], list[int]]:
         """Of the sizes with these numbers the anchors and the others. All are anchors where a range
