@@ -2,14 +2,13 @@
 
     x [N, C * prod(block), L] -> y [N, C, *image]
 
-Blocks that tile the image (stride = block) are a permutation. Otherwise each position inside the
-block gives its own image, with columns ``stride`` apart; these images are shifted and added.
+Blocks that tile the image (stride = block) are a permutation. Otherwise the axes of the image are
+made one after the other, each as ``stride`` sums of shifted columns that are interleaved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -79,30 +78,47 @@ def _added(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> Any:
+    """[N, C, *block, *counts] -> [N, C, *whole], one axis of the image after the other. Channels
+    are last meanwhile, as they mostly are before and after it, so that rows are long.
+    """
     rank = len(block)
-    total = None
-    for inside in product(*(range(k) for k in block)):
-        ends = [i + 1 for i in inside]
-        part = builder.emit(
-            relax.op.strided_slice(columns, list(range(2, 2 + rank)), list(inside), ends)
-        )
-        # zeros between the columns, so that they are ``stride`` apart
-        apart = [extent for c in counts for extent in (c, 1)]
-        part = builder.emit(relax.op.reshape(part, (n, channels, *apart)))
-        gaps = [extent for s in strides for extent in (0, s - 1)]
-        part = _pad(builder, part, [0] * (2 * rank), gaps)
-        spread = [c * s for c, s in zip(counts, strides, strict=True)]
-        part = builder.emit(relax.op.reshape(part, (n, channels, *spread)))
-        # after the last column there are only zeros, so it may be cut off or lengthened
-        shift = [i * d for i, d in zip(inside, dilations, strict=True)]
-        room = [w - s for w, s in zip(whole, shift, strict=True)]
-        kept = [min(s, r) for s, r in zip(spread, room, strict=True)]
-        if kept != spread:
-            zeros = [0] * rank
-            part = builder.emit(relax.op.strided_slice(part, list(range(2, 2 + rank)), zeros, kept))
-        part = _pad(builder, part, shift, [r - k for r, k in zip(room, kept, strict=True)])
-        total = part if total is None else builder.emit(relax.op.add(total, part))
-    return total
+    columns = builder.emit(relax.op.permute_dims(columns, [0, *range(2, 2 + 2 * rank), 1]))
+    for i, (k, count) in enumerate(zip(block, counts, strict=True)):
+        # what lies between the two axes: later ones of the block, and images that are made
+        middle = prod(block[i + 1 :]) * prod(whole[:i])
+        shape = n, k, middle, count, prod(counts[i + 1 :]) * channels
+        columns = builder.emit(relax.op.reshape(columns, shape))
+        columns = _along(builder, columns, whole[i], strides[i], dilations[i])
+    y = builder.emit(relax.op.reshape(columns, (n, *whole, channels)))
+    return builder.emit(relax.op.permute_dims(y, [0, 1 + rank, *range(1, 1 + rank)]))
+
+
+def _along(builder: Any, x: Any, whole: int, stride: int, dilation: int) -> Any:
+    """Lays an axis of blocks onto an axis of the image: [A, k, M, c, B] -> [A, M, whole, B].
+
+    Pixel q * stride + r gets what block q - shift has at i, for each i with i * dilation = shift *
+    stride + r. So pixels of one r are a sum of few slices, and no zeros are added.
+    """
+    outer, k, middle, count, inner = (int(d) for d in x.ty.shape)
+    each = -(-whole // stride)  # pixels of one r
+    images = []
+    for r in range(stride):
+        total = None
+        for i in (i for i in range(k) if i * dilation % stride == r):
+            shift = i * dilation // stride
+            part = builder.emit(relax.op.strided_slice(x, [1], [i], [i + 1]))
+            part = builder.emit(relax.op.reshape(part, (outer, middle, count, inner)))
+            part = _pad(builder, part, [shift, 0], [each - shift - count, 0])
+            total = part if total is None else builder.emit(relax.op.add(total, part))
+        if total is None:  # between the blocks
+            total = builder.emit(relax.op.zeros((outer, middle, each, inner), x.ty.dtype))
+        images.append(builder.emit(relax.op.reshape(total, (outer, middle, each, 1, inner))))
+    if stride > 1:
+        images = [builder.emit(relax.op.concat(images, 3))]
+    y = builder.emit(relax.op.reshape(images[0], (outer, middle, each * stride, inner)))
+    if each * stride == whole:
+        return y
+    return builder.emit(relax.op.strided_slice(y, [2], [0], [whole]))
 
 
 def _pad(builder: Any, x: Any, before: Sequence[int], after: Sequence[int]) -> Any:
