@@ -96,7 +96,8 @@ def test_a_copy_costs_a_part_of_the_whole_variant() -> None:
 
 
 def test_equal_stages_share_what_their_weights_cost() -> None:
-    """A stage of two layers is chosen once: the weight that has the layout makes it half as dear."""
+    """A stage of two layers is chosen once; the weight that has the layout makes it half as dear.
+    """
     policy, found, stage = AnalyticPolicy(MACHINE), layouts.Layouts(), product(ROWS[1])
     renamed = {"x": "x2", "w": "w2", "y": "y2"}
     types = {renamed[one.name]: one.type for one in stage.inputs}

@@ -14,6 +14,7 @@ from math import prod
 from gtco.tensor.analysis.chains import shape_of
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.analysis.remembered import remembered
 from gtco.tensor.analysis.scope import Expr, Scope
 from gtco.tensor.stage import Stage
 
@@ -23,6 +24,12 @@ PROBED_ROW = 8192  # longer rows are not probed position by position
 
 def output_shape(stage: Stage) -> tuple[int, ...]:
     return shape_of(stage, stage.output.output)
+
+
+def spans(stage: Stage) -> set[int]:
+    """The elements of trailing axes, of every tensor."""
+    shapes = (shape_of(stage, name) for name in stage.types)
+    return {prod(shape[k:]) for shape in shapes for k in range(len(shape))}
 
 
 # rows ---------------------------------------------------------------------------------------------
@@ -71,12 +78,8 @@ def longest_piece(stage: Stage, lanes: int) -> int | None:
     """
     shape = output_shape(stage)
     row = shape[-1] if shape else 1
-    spans = {
-        prod(own[k:])
-        for own in (shape_of(stage, name) for name in stage.types)
-        for k in range(len(own))
-    }
-    for length in sorted((n for n in spans if lanes <= n < row and row % n == 0), reverse=True):
+    found = (n for n in spans(stage) if lanes <= n < row and row % n == 0)
+    for length in sorted(found, reverse=True):
         probe = Probe(stage)
         j, piece, *index = probe.scope.variables((length, row // length, *shape[:-1]))
         at = [*index, piece * length + j]
@@ -197,7 +200,7 @@ class Standing:
 
 def standing(stage: Stage, cut: int) -> Standing | None:
     """The axes before ``cut`` along which the most bytes are read again; None if there are none."""
-    axes = _Axes(stage)
+    axes = _axes(stage)
     best, most = None, 0.0
     for first in range(cut):
         for stop in range(first + 1, cut + 1):
@@ -248,7 +251,7 @@ def turned(stage: Stage, lanes: int, dtypes: Sequence[str] = ("float32",)) -> Tu
     """
     if any(op.kind == "gather" for op in stage.operators):
         return None
-    axes = _Axes(stage)
+    axes = _axes(stage)
     for cut in range(1, len(axes.shape)):
         if not axes.carry(cut, len(axes.shape), lanes):
             continue
@@ -267,6 +270,11 @@ def turned(stage: Stage, lanes: int, dtypes: Sequence[str] = ("float32",)) -> Tu
                 ):
                     return Turned(axes.shape, first, stop, cut, inputs)
     return None
+
+
+@remembered
+def _axes(stage: Stage) -> _Axes:
+    return _Axes(stage)
 
 
 class _Axes:

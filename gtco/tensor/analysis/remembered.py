@@ -1,28 +1,28 @@
-"""The last answer of a rule that other rules ask about the same stage."""
+"""The last answer to a question that several rules ask about the same stage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TypeVar
+from operator import is_
+from typing import ParamSpec, TypeVar
 
-from gtco.machine.target import Target
-from gtco.tensor.stage import Stage
-
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def remembered(rule: Callable[[Stage, Target], T]) -> Callable[[Stage, Target], T]:
-    """The rule; asked again about the very stage and target, it gives the same answer."""
-    last: list[tuple[Stage, Target, T]] = []
+def remembered(rule: Callable[P, T]) -> Callable[P, T]:
+    """The rule; asked again about the very same objects, it gives the same answer."""
+    last: list[tuple[tuple[object, ...], T]] = []
 
     @wraps(rule)
-    def asked(stage: Stage, target: Target) -> T:
-        known = last[0] if last else None
-        if known is not None and known[0] is stage and known[1] is target:
-            return known[2]
-        answer = rule(stage, target)
-        last[:] = [(stage, target, answer)]
+    def asked(*args: P.args, **kwargs: P.kwargs) -> T:
+        asked_for = (*args, *kwargs.values())
+        for known, answer in last:
+            if len(known) == len(asked_for) and all(map(is_, known, asked_for)):
+                return answer
+        answer = rule(*args, **kwargs)
+        last[:] = [(asked_for, answer)]
         return answer
 
     return asked

@@ -47,6 +47,7 @@ from gtco.tensor.analysis.placement import (
     run_breaks,
     scatters,
 )
+from gtco.tensor.analysis.remembered import remembered
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import WEIGHTS, MicroKernel, kinds, micro_kernels, packable
 from gtco.tensor.intrinsics.tiles import CONFIGURING
@@ -63,7 +64,6 @@ from gtco.tensor.sketch.gemm.facts import GemmFacts, operand_dtype, rows_for
 from gtco.tensor.sketch.gemm.loops import GemmLoops
 from gtco.tensor.sketch.shared.pack import row_vectors
 from gtco.tensor.sketch.shared.program import program
-from gtco.tensor.sketch.shared.remembered import remembered
 from gtco.tensor.sketch.shared.tiling import (
     chunk_options,
     tile_decision,

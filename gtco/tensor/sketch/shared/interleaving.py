@@ -25,7 +25,7 @@ from typing import Any
 
 from tvm.sym import detect_linear_equation
 
-from gtco.tensor.analysis.axes import output_shape, phase_steps
+from gtco.tensor.analysis.axes import output_shape, phase_steps, spans
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
@@ -106,10 +106,15 @@ def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
         t.dtype not in ("float32", "int32") for t in stage.types.values()
     ):
         return None
-    for phases in range(1, REACH + 1):
-        for cut in range(len(shape)):
-            extent, rest = divmod(prod(shape[cut:]), phases)
-            if rest or 2 * extent < lanes:
+    # what takes turns along a row lies behind each other in some tensor
+    turns = [n for n in spans(stage) if n <= REACH]
+    for phases in (p for p in range(1, REACH + 1) if p == 1 or any(n % p == 0 for n in turns)):
+        cuts = [cut for cut in range(len(shape)) if prod(shape[cut:]) % phases == 0]
+        # the shortest row is a part of all others: where it is uneven, they are
+        if not cuts or phase_steps(stage, cuts[-1], phases, 0, REACH) is None:
+            continue
+        for cut in cuts:
+            if 2 * (prod(shape[cut:]) // phases) < lanes:
                 continue
             steps: list[tuple[int, ...]] = []
             for phase in range(phases):
