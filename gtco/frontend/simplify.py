@@ -196,16 +196,18 @@ def simplify(model: onnx.ModelProto, timeout: float) -> tuple[onnx.ModelProto, s
         return model, "onnxsim wrote no model; the model is compiled unsimplified"
     if [v.name for v in simplified.graph.output] != [v.name for v in model.graph.output]:
         return model, "onnxsim changed the model's outputs; the model is compiled unsimplified"
+    # Where an output is an element of a sequence of inputs, onnxsim gives the input its name.
+    known = {value.name: value for value in model.graph.input}
+    if any(value.name not in known for value in simplified.graph.input):
+        return model, "onnxsim renamed an input of the model; the model is compiled unsimplified"
     if new := _domains(simplified) - _domains(model):
         return model, (
             f"onnxsim brought in operators of {', '.join(sorted(new))}; the model is compiled "
             "unsimplified"
         )
     # An input that was reshaped to its own shape has the result's type, whose sizes may be unknown.
-    known = {value.name: value for value in model.graph.input}
     for value in simplified.graph.input:
-        if value.name in known:
-            value.CopyFrom(known[value.name])
+        value.CopyFrom(known[value.name])
     return simplified, ""
 
 

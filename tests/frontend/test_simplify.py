@@ -93,3 +93,13 @@ def test_an_input_keeps_its_shape() -> None:
         model, note = simplify.simplify(given, 60)
     assert not note and [node.op_type for node in model.graph.node] == ["Relu"]
     assert model.graph.input == given.graph.input
+
+
+def test_an_input_keeps_its_name() -> None:
+    """onnxsim gives an input the name of the output that is an element of a sequence of inputs."""
+    given = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 20]>
+        g (float[2,4] x, float[3] z) => (float[3] y) <int64 last = {-1}> {
+            s = SequenceConstruct(x, z) y = SequenceAt(s, last) }""")
+    with one_process():
+        model, note = simplify.simplify(given, 60)
+    assert model == given and note.startswith("onnxsim renamed an input")
