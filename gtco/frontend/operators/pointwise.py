@@ -21,7 +21,9 @@ from gtco.frontend.operators.arguments import (
 
 
 def dropout(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """The input itself, as at inference, and a mask that keeps everything."""
+    """The input itself, as at inference, and a mask that keeps everything. Before opset 10 the mask
+    is of the input's type.
+    """
     if len(inputs) > 2 and inputs[2] is not None:
         training = constant_of(inputs[2])
         ratio = constant_of(inputs[1]) if inputs[1] is not None else numpy.asarray(0.5)
@@ -32,7 +34,8 @@ def dropout(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
             )
     if outputs_of(attrs) == 1:
         return inputs[0]
-    return relax.Tuple([inputs[0], builder.emit(relax.op.ones(shape_of(inputs[0]), "bool"))])
+    kind = "bool" if attrs["tvm_custom"]["opset"] >= 10 else inputs[0].ty.dtype
+    return relax.Tuple([inputs[0], builder.emit(relax.op.ones(shape_of(inputs[0]), kind))])
 
 
 def is_inf(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:

@@ -87,6 +87,13 @@ CASES: dict[str, tuple[str, str, str, dict[str, np.ndarray], int]] = {
         {},
         20,
     ),
+    "a mask of floats": (
+        "float[2,3] x",
+        "float[2,3] y",
+        "d, mask = Dropout<ratio=0.5>(x) y = Neg(d)",
+        {},
+        7,
+    ),
 }
 
 
