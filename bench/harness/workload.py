@@ -19,7 +19,7 @@ import onnx
 
 from gtco.codegen.processes import python
 from gtco.frontend.dimensions import Shapes, set_sizes
-from gtco.frontend.onnx import read_onnx
+from gtco.frontend.onnx import read_message, read_onnx
 from gtco.quantization.writing import write_model
 from gtco.runtime.library import check_model, read_metadata, tensor_specs
 from gtco.runtime.tensors import random_inputs
@@ -134,7 +134,7 @@ def check_library(library: Path, model: Path | None = None) -> dict[str, Any]:
     check_model(library, metadata)
     if model is None:
         return metadata
-    graph = onnx.load(model, load_external_data=False).graph
+    graph = read_message(model)[0].graph
     weights = {tensor.name for tensor in graph.initializer}
     wanted = [value.name for value in graph.input if value.name not in weights]
     found = [spec["name"] for spec in metadata["inputs"]]
@@ -219,7 +219,7 @@ def make_inputs(path: Path, shapes: Shapes, seed: int = 0) -> dict[str, np.ndarr
     """Seeded inputs for a model: normal floats, integers from {0, 1} (ids and masks alike), by name
     in the graph's order.
     """
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = read_message(path)[0].graph
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
     set_sizes(inputs, shapes)

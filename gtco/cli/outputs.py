@@ -56,7 +56,8 @@ def check_free(model: Path, library: Path) -> None:
         raise OptionError(
             f"'{library}' is there already and is not a library that gtco made. {FREE}"
         ) from None
-    if known.get("model") != _identity(model):
+    identity = _identity(model)
+    if identity is not None and known.get("model") != identity:
         raise OptionError(
             f"'{library}' is there already, and gtco made it of another model than '{model}'. "
             f"{FREE}"
@@ -95,15 +96,16 @@ def _is_ours(header: Path) -> bool:
     return first.startswith("/* Model ") and ", compiled by gtco to " in first
 
 
-def _identity(model: Path) -> str:
-    """The model's identity as its library has it; a PyTorch program has none."""
+def _identity(model: Path) -> str | None:
+    """The model's identity as its library has it; a PyTorch program has none. None if the model
+    cannot be read, which the compile says with its reason.
+    """
     if is_program(model):
         return ""
-    import onnx
-
     from gtco.frontend.identity import identity
+    from gtco.frontend.onnx import read_message
 
     try:
-        return identity(onnx.load(model, load_external_data=False))
-    except Exception:  # the compile reads it again, and says what is wrong
-        return ""
+        return identity(read_message(model)[0])
+    except GtcoError:
+        return None

@@ -78,7 +78,7 @@ def read_onnx(source: Source) -> OnnxSource:
     """Reads the model, of which :func:`load_onnx` may then make several. Raises ModelError."""
     if isinstance(source, OnnxSource):
         return source
-    model, path = _read(source)
+    model, path = read_message(source)
     known = identity(model)
     check_text(model)
     check_functions(model)
@@ -240,9 +240,11 @@ def _opset(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 1)
 
 
-def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+def read_message(
+    source: str | Path | bytes | onnx.ModelProto,
+) -> tuple[onnx.ModelProto, Path | None]:
     """The message without its external data, and the model's file. The external data is beside that
-    file.
+    file. Raises ModelError.
     """
     if isinstance(source, onnx.ModelProto):
         return source, None

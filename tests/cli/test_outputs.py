@@ -111,6 +111,20 @@ def test_the_ending_of_an_onnx_file_does_not_matter(models, tmp_path):
     assert compiled(models / "other" / "m.onnx", "-o", str(tmp_path / "m.so")) == 1
 
 
+@pytest.mark.parametrize("content", [None, b"", b"no model"])
+def test_a_model_that_cannot_be_read_is_said_before_the_library(content, models, tmp_path, capsys):
+    library, model = tmp_path / "m.so", tmp_path / "m.onnx"
+    assert compiled(models / "first" / "m.onnx", "-o", str(library)) == 0
+    before = library.read_bytes()
+    if content is not None:
+        model.write_bytes(content)
+    capsys.readouterr()
+    assert compiled(model, "-o", str(library)) == 1
+    said = capsys.readouterr().err
+    assert "is there already" not in said and ("cannot read" in said or "not an ONNX model" in said)
+    assert library.read_bytes() == before
+
+
 def test_two_models_of_one_name_are_refused(models, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     both = [str(models / name / "m.onnx") for name in ("first", "other")]

@@ -50,6 +50,9 @@ def test_preparing_a_bad_source_is_a_clear_error(tmp_path):
         prepare("absent.onnx", tmp_path, 1)
     with pytest.raises(ModelError, match="unknown model 'vit-giant'"):
         prepare("vit-giant", tmp_path, 1)
+    (tmp_path / "cut.onnx").write_bytes(b"\x08\x0a\x3a")
+    with pytest.raises(ModelError, match="is cut short"):
+        prepare(str(tmp_path / "cut.onnx"), tmp_path, 1)
 
 
 def test_a_model_is_exported_again_with_other_versions(tmp_path, monkeypatch):
