@@ -11,6 +11,7 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import say
+from gtco.cli.outputs import add_force, check_ours
 from gtco.support.errors import GtcoError, ModelError, OptionError, installing
 from gtco.support.options import GPU_PRECISIONS, PRECISIONS, check_apart
 
@@ -76,6 +77,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="FILE",
         help="write machine, versions and every timed call",
     )
+    add_force(parser)
     return parser
 
 
@@ -91,8 +93,10 @@ def main(options: argparse.Namespace) -> int:
         raise OptionError(
             f"--target is '{options.target}', and a benchmark runs here: native or cuda"
         )
-    _check_files(options, on_gpu)
     check_apart(options.json, options.library, *map(Path, options.models))
+    if options.json and not options.force:
+        check_ours(options.json, lambda first: first.startswith(b'{\n "machine": '), "a benchmark")
+    _check_files(options, on_gpu)
     run, peers, threads, about = (_on_gpu if on_gpu else _on_cpu)(options)
     results: list[suite.Result] = []
     failed: list[str] = []

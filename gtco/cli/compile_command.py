@@ -9,9 +9,9 @@ from typing import Any
 
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.console import Phases, milliseconds, say, show, size, text
-from gtco.cli.outputs import check_free, libraries
+from gtco.cli.outputs import check_free, check_ours, libraries
 from gtco.cli.quantize_command import show_quantization
-from gtco.cli.report_command import check_report, write_report
+from gtco.cli.report_command import check_report, is_report, write_report
 from gtco.cli.tables import Table
 from gtco.report.text import error_text
 from gtco.runtime.publish import weights_beside
@@ -127,7 +127,9 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
 
     outputs = libraries(models, options.output)
     check_report(options.report)
-    check_apart(options.report, *models)
+    _check_apart(options, models, outputs)
+    if options.report and not options.force:
+        check_ours(options.report, is_report, "a report")
     try:
         with early(), Phases() as progress:
             with uninterrupted():
@@ -160,6 +162,20 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
     if options.report:
         write_report(options.report, outputs[0], reports[0])
     return 0
+
+
+def _check_apart(
+    options: argparse.Namespace, models: Sequence[Path], outputs: Sequence[Path]
+) -> None:
+    """Raises :class:`OptionError` if one of the files that are written would replace another one of
+    them, or one that is read.
+    """
+    headers = [output.with_suffix(".h") for output in outputs]
+    check_apart(options.report, *outputs, *headers, what="the library or its header")
+    for path in (options.report, *outputs):
+        check_apart(path, *models)
+        check_apart(path, options.records, what="the file of records")
+        check_apart(path, options.data, what="the data itself")
 
 
 def summary(output: Path, report: Any) -> None:

@@ -91,6 +91,10 @@ def main(options: argparse.Namespace) -> int:
             "quantizing activations needs samples: give --data images.npz, or --weights-only"
         )
     check_apart(options.report, options.model)
+    check_apart(options.report, options.data, what="the data itself")
+    check_apart(options.report, output, what="the quantized model")
+    if options.report and not options.force:
+        check_ours(options.report, _is_report, "a report")
     with early(), Phases() as progress:
         with uninterrupted():
             import_tvm()
@@ -104,6 +108,10 @@ def main(options: argparse.Namespace) -> int:
         say(f"note: {note}")
     say(f"gtco compile {output} compiles it")
     return 0
+
+
+def _is_report(first: bytes) -> bool:
+    return first.startswith(b'{\n "version": ') and b'\n "gtco": ' in first
 
 
 def weights_only(options: argparse.Namespace, output: Path) -> int:

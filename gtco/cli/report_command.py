@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
     if path is None and not options.json:
         path = here(options.library, ".html")
     if path is not None and not options.force:
-        check_ours(path, _is_report, "a report")
+        check_ours(path, is_report, "a report")
     facts = facts_of(options.library, options)
     if options.other is not None:
         from gtco.report.difference import difference
@@ -87,7 +87,8 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _is_report(first: bytes) -> bool:
+def is_report(first: bytes) -> bool:
+    """Whether a file that begins so is one that ``gtco report`` wrote."""
     return b'<meta name="generator" content="gtco ' in first or b'"format": "gtco-report' in first
 
 

@@ -61,11 +61,23 @@ def path_of(name: str, value: Any) -> Path:
         raise OptionError(f"{name}={value!r}: give a path") from None
 
 
-def check_apart(output: Path | None, *read: Path | None) -> None:
-    """Raises :class:`OptionError` if what is written would replace a file that is read."""
-    for source in read:
-        if output and source and output.exists() and source.exists() and output.samefile(source):
-            raise OptionError(f"the output '{output}' is the model itself: give another name")
+def check_apart(
+    output: Path | None, *others: Path | None, what: str = "the model itself"
+) -> None:
+    """Raises :class:`OptionError` if what is written would replace one of the ``others``, which are
+    read or written too. ``what`` names them.
+    """
+    for other in others:
+        if output and other and _same(output, other):
+            raise OptionError(f"the output '{output}' is {what}: give another name")
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file. It need not exist yet."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
 
 
 def check_place(path: Path) -> None:

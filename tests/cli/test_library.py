@@ -96,6 +96,29 @@ def test_a_report_replaces_nothing_that_is_read(tmp_path, monkeypatch, capsys):
     assert Path("m.onnx").read_bytes() == Path("m.so").read_bytes() == b"mine"
 
 
+def test_what_is_written_replaces_nothing_else_of_the_command(tmp_path, monkeypatch, capsys):
+    """Nothing that is read, and nothing that is written beside it, also with --force."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("m.onnx", "d.npz", "m.records"):
+        Path(name).write_bytes(b"mine")
+    compiled = "compile m.onnx -o v.so --force"
+    quantized = "quantize m.onnx --data d.npz -o q.onnx --force"
+    for command, said in (
+        (f"{compiled} --report v.h", "'v.h' is the library or its header"),
+        (f"{compiled} --report ./m.records --records m.records", "is the file of records"),
+        (f"{compiled} --records v.so", "'v.so' is the file of records"),
+        (f"{compiled} --precision int8 --data d.npz --report d.npz", "is the data itself"),
+        ("tune m.onnx --report m.records --force", "is the file of records"),
+        (f"{quantized} --report d.npz", "is the data itself"),
+        (f"{quantized} --report q.onnx", "is the quantized model"),
+    ):
+        assert cli.main(command.split()) == 1
+        assert f"{said}: give another name" in capsys.readouterr().err
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == dict.fromkeys(
+        ("m.onnx", "d.npz", "m.records"), b"mine"
+    )
+
+
 def test_random_inputs_follow_the_seed(model):
     for seed in ("7", "7", "8"):
         assert cli.main(["run", "m.so", "--seed", seed]) == 0

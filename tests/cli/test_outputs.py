@@ -88,6 +88,10 @@ def test_a_command_writes_over_no_file_of_somebody(tmp_path, monkeypatch, capsys
         "m.jsonl": "measure m.bundle",
         "m.int8.onnx": "quantize m.onnx --data x.npz",
         "w.onnx": "quantize m.onnx --weights-only -o w.onnx",
+        "q.json": "quantize m.onnx --data x.npz -o q.onnx --report q.json",
+        "c.html": "compile m.onnx --report c.html",
+        "t.html": "tune m.onnx --trials 1 --report t.html",
+        "b.json": "bench m.onnx --json b.json",
     }
     for name, command in commands.items():
         path = tmp_path / name
