@@ -137,6 +137,18 @@ def test_symbolic_dimensions_are_named_with_their_flags() -> None:
         load_onnx(proto, shapes={"bacth": 1, "batch": 1, "x.2": 5})
 
 
+@pytest.mark.parametrize("imported", ["", "ai.onnx"])
+def test_both_names_of_the_standard_domain(imported: str) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], domain="ai.onnx"),
+        helper.make_node("Softmax", ["a"], ["y"]),
+    ]
+    proto = model(nodes, shape=(2, 3))
+    proto.opset_import[0].domain = imported
+    assert load_onnx(proto).opset == 17
+    assert [node.domain for node in proto.graph.node] == ["ai.onnx", ""]  # the caller's is kept
+
+
 def test_every_unsupported_operator_is_listed() -> None:
     nodes = [
         helper.make_node("Foo", ["x"], ["a"], name="first", domain="my.ops"),

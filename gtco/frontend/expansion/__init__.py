@@ -27,15 +27,19 @@ _STANDARD = ("", "ai.onnx")
 def adopt(model: onnx.ModelProto) -> None:
     """Moves nodes to ONNX Runtime's domain that it writes into the standard domain, which lacks
     them: SimplifiedLayerNormalization, and LayerNormalization before opset 17. Imports that domain
-    if its operators are used; ``onnxruntime.transformers`` leaves out the import. Changes
+    if its operators are used; ``onnxruntime.transformers`` leaves out the import. The standard
+    domain gets its name "", since ONNX's checker does not know nodes of its other one. Changes
     ``model``.
     """
+    if all(entry.domain for entry in model.opset_import):
+        for entry in model.opset_import:
+            entry.domain = "" if entry.domain in _STANDARD else entry.domain
     opset = next((entry.version for entry in model.opset_import if entry.domain in _STANDARD), 1)
     foreign = {"SimplifiedLayerNormalization"} | ({"LayerNormalization"} if opset < 17 else set())
     used = False
     for node in nodes(model.graph):
-        if node.domain in _STANDARD and node.op_type in foreign:
-            node.domain = MICROSOFT
+        if node.domain in _STANDARD:
+            node.domain = MICROSOFT if node.op_type in foreign else ""
         used = used or node.domain == MICROSOFT
     if used and all(entry.domain != MICROSOFT for entry in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
