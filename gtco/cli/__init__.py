@@ -112,7 +112,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _unknown(argument: str, command: argparse.ArgumentParser) -> str:
     """What to say of an argument that the command does not have."""
     known = [name for action in command._actions for name in action.option_strings]
-    close = difflib.get_close_matches(argument.partition("=")[0], known, n=1, cutoff=0.6)
+    name = argument.partition("=")[0]
+    if name in known:
+        return f"{argument} stands behind --, and what stands there is no option: put it before"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"unknown argument {argument}{f': did you mean {close[0]}?' if close else ''}"
 
 

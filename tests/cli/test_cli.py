@@ -57,6 +57,7 @@ def test_wrong_usage_exits_with_2(argv, compiler, model, capsys):
         ("compile m.onnx --verfy", "gtco compile: error: unknown argument --verfy: did you mean"),
         ("run m.so --zzz=3", "gtco run: error: unknown argument --zzz=3\n"),
         ("farm check ray://a:1 --jsno", "unknown argument --jsno"),
+        ("run -- m.so --seed=3", "--seed=3 stands behind --, and what stands there is no option"),
     ],
 )
 def test_an_unknown_argument_is_named_in_a_line(argv, said, capsys):
