@@ -185,12 +185,23 @@ def _eye(lowering: Lowering, call: relax.Call) -> str:
     return lowering.constant(numpy.eye(rows, columns, k), _type(call).dtype)
 
 
-def _triangle(function: Callable[..., numpy.ndarray]) -> Rule:
+def _triangle(function: Callable[..., numpy.ndarray], kept: str) -> Rule:
+    """An element's place says if it is kept: its column is compared with its row plus k."""
+
     def rule(lowering: Lowering, call: relax.Call) -> Any:
-        value, k = lowering.array(lowering.value(call.args[0])), lowering.value(call.args[1])
-        if value is None or isinstance(k, str):
+        x, k = lowering.value(call.args[0]), lowering.value(call.args[1])
+        if isinstance(k, str):
             return None
-        return lowering.graph.add_constant(function(value, int(k)))
+        value, type = lowering.array(x), lowering.type(x)
+        if value is not None:
+            return lowering.graph.add_constant(function(value, int(k)))
+        rows, columns = map(int, type.shape[-2:])
+        first = min(max(int(k), -rows), columns)  # a k beyond the matrix keeps all or nothing
+        row = lowering.constant(numpy.arange(first, first + rows)[:, None], "int64")
+        column = lowering.constant(numpy.arange(columns), "int64")
+        return lowering.emit(
+            "where", (lowering.emit(kept, (column, row)), x, lowering.constant(0, type.dtype)), type
+        )
 
     return rule
 
@@ -330,8 +341,8 @@ RULES: dict[str, Rule] = {
     "ones_like": lambda lowering, call: _filled(lowering, call, 1),
     "arange": _arange,
     "eye": _eye,
-    "tril": _triangle(numpy.tril),
-    "triu": _triangle(numpy.triu),
+    "tril": _triangle(numpy.tril, "less_equal"),
+    "triu": _triangle(numpy.triu, "greater_equal"),
     "shape_of": _shape_of,
     "shape_to_tensor": _shape_to_tensor,
     "tensor_to_shape": _tensor_to_shape,

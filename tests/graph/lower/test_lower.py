@@ -252,6 +252,15 @@ def test_rows_picked_by_repeated_indices_are_gathered() -> None:
     np.testing.assert_array_equal(found[0], wanted[0])
 
 
+@pytest.mark.parametrize("upper", [0, 1])
+@pytest.mark.parametrize("k", [-9, -1, 0, 2, 2**62])
+def test_a_triangle_is_canonical(upper, k) -> None:
+    node = helper.make_node("Trilu", ["x", "k"], ["y"], upper=upper)
+    graph, found, wanted = lowered([node], {"k": np.array(k)}, (2, 4, 6))
+    assert "relax" not in graph.histogram()
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
 def test_a_tile_is_canonical() -> None:
     graph, found, wanted = lowered(
         [helper.make_node("Tile", ["x", "r"], ["y"])], {"r": np.array([2, 3])}, (4, 5)
@@ -312,7 +321,7 @@ DATA = set("Add And Div Equal Greater Less Mod Mul Or Pow Sub Where Xor".split()
 
 
 # Operators that the fallback compiles in some node test; all others have kernels in all tests.
-IN_THE_FALLBACK = {"AveragePool", "TopK", "Trilu"}
+IN_THE_FALLBACK = {"AveragePool", "TopK"}
 
 
 def as_constants(model: onnx.ModelProto, values: list[np.ndarray]) -> tuple[onnx.ModelProto, dict]:
