@@ -7,6 +7,8 @@ before: slice(concat(a, b)) inside b            after: slice(b)
 before: concat(slice(x, :k), slice(x, k:))      after: x
 before: reshape(concat(reshape(a), ...)), a     after: concat(a, ...) along the axis they make
         stack whose axis joins the next one
+before: concat(reshape(a), ...), axes of size 1        after: reshape(concat(a, ...)) along axis 0
+        are all that is new and all in front
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ def simplify_slices(graph: Graph) -> Graph:
         graph = apply_rule(graph, {"slice"}, past_movement)
         graph = apply_rule(graph, {"concat"}, _concat)
         graph = apply_rule(graph, {"reshape"}, _joined_stack)
+        graph = apply_rule(graph, {"concat"}, _stack_in_front)
         if graph.operators == before:
             break
     return graph
@@ -174,6 +177,32 @@ def _joined_stack(graph: Graph, op: Operator) -> str | None:
         kind = TensorType(tuple(shape), op.type.dtype)
         parts.append(graph.add("reshape", (part,), kind, name=op.name))
     return graph.add("concat", parts, name=concat.name, axis=joined)
+
+
+def _stack_in_front(graph: Graph, op: Operator) -> str | None:
+    """Tensors that are stacked in front lie one after the other, so one reshape of them all makes
+    the new axes. Of steps that are written out there are many, and each reshape less is one choice
+    less for the fusion search.
+    """
+    if op.output in graph.outputs or prod(op.type.shape[: op["axis"]]) != 1:
+        return None
+    stacked: list[str] = []
+    for part in op.inputs:
+        reshape = made_by(graph, part, "reshape")
+        if reshape is None:
+            return None
+        shape = _shape(graph, reshape.inputs[0])
+        if not shape or _without_units(shape) != _without_units(_shape(graph, part)):
+            return None
+        stacked += reshape.inputs
+    if len({_shape(graph, x)[1:] for x in stacked}) != 1:
+        return None
+    y = graph.add("concat", stacked, name=op.name, axis=0)
+    return graph.add("reshape", (y,), op.type, name=op.name)
+
+
+def _without_units(shape: tuple[int, ...]) -> list[int]:
+    return [n for n in shape if n != 1]
 
 
 def _joined(graph: Graph, first: str, second: str, axis: int) -> str | None:

@@ -70,6 +70,28 @@ def test_a_stack_that_is_flattened_at_once_is_a_concatenation() -> None:
     same(build(stacked((2, 5, 8, 1), 3)), {**each, "reshape": 4})
 
 
+@pytest.mark.parametrize("shape", [(2, 8), (1, 8), (3, 2, 4)])
+def test_steps_that_are_stacked_in_front_need_one_reshape(shape: tuple[int, ...]) -> None:
+    """An LSTM puts the states of its steps together in this way. Steps behind the batch have no
+    axis in front, and stay.
+    """
+
+    def stacked(one: tuple[int, ...], axis: int) -> Callable[[Graph, str], str]:
+        def body(g: Graph, x: str) -> str:
+            made = (g.add(kind, (x,)) for kind in ("tanh", "exp", "sin"))
+            parts = [g.add("reshape", (y,), TensorType(one)) for y in made]
+            y = g.add("concat", parts, axis=axis)
+            return g.add("sum", (y,), axes=(axis,), keepdims=False)
+
+        return body
+
+    each = {"tanh": 1, "exp": 1, "sin": 1, "concat": 1, "sum": 1}
+    same(build(stacked((1, *shape), 0), shape), {**each, "reshape": 1})
+    same(build(stacked((1, 1, *shape), 1), shape), {**each, "reshape": 1})
+    if shape[0] > 1:
+        same(build(stacked((shape[0], 1, *shape[1:]), 1), shape), {**each, "reshape": 3})
+
+
 def test_movement_that_undoes_itself_goes() -> None:
     def body(g: Graph, x: str) -> str:
         y = g.add("permute", (x,), axes=(2, 0, 1))
