@@ -37,8 +37,9 @@ def generated(
     """
     choose: Choose = policy.choose
     if shared is not None:
-        seconds = sum(map(policy.predict, stages))
-        copies = Copies(shared.layouts, stages, seconds, constants)
+        copies = Copies(
+            shared.layouts, stages, lambda: sum(map(policy.predict, stages)), constants
+        )
         choose = partial(copies.choose, policy, shared.kernels)
     known = shared.kernels if shared is not None else {}
     picks = dict(shared.picks) if shared is not None else {}

@@ -52,7 +52,7 @@ def copies(
     found: layouts.Layouts, policy: Policy, stage: Stage, weights: dict[str, np.ndarray]
 ) -> layouts.Copies:
     """Of a variant that has this stage alone."""
-    return layouts.Copies(found, [stage], policy.predict(stage), weights)
+    return layouts.Copies(found, [stage], lambda: policy.predict(stage), weights)
 
 
 def test_a_layout_that_is_there_is_taken() -> None:
@@ -87,7 +87,7 @@ def test_a_copy_costs_a_part_of_the_whole_variant() -> None:
     found.add_picks([stage], {stage.key: first}, weights)
     taken = []
     for whole in (0.0, best.seconds, 1000 * best.seconds):
-        here = layouts.Copies(found, [stage], whole, weights)
+        here = layouts.Copies(found, [stage], lambda seconds=whole: seconds, weights)
         pick = here.choose(policy, {}, stage)
         assert pick is not None
         assert here.bytes(pick, stage) in (0, pytest.approx(weights["w"].nbytes, rel=0.3))
@@ -108,9 +108,9 @@ def test_equal_stages_share_what_their_weights_cost() -> None:
     other, best = policy.choose(product(ROWS[0])), policy.choose(stage)
     assert other is not None and best is not None
     found.add_picks([stage, second], {stage.key: other}, weights)
-    both = layouts.Copies(found, [stage, second], 1.0, weights).bytes(best, stage)
+    both = layouts.Copies(found, [stage, second], lambda: 1.0, weights).bytes(best, stage)
     found.add_picks([second], {stage.key: best}, weights)
-    one = layouts.Copies(found, [stage, second], 1.0, weights).bytes(best, stage)
+    one = layouts.Copies(found, [stage, second], lambda: 1.0, weights).bytes(best, stage)
     assert both == 2 * one > 0
 
 

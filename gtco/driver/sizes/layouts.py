@@ -11,7 +11,9 @@ are no larger than the weight.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -79,23 +81,28 @@ class Layouts:
 
 class Copies:
     """What a variant pays for further layouts of its constants, and the picks that cost least with
-    them. ``seconds``: what its ``stages`` are predicted to take.
+    them. ``seconds``: gives what its ``stages`` are predicted to take, and is asked once at most.
     """
 
     def __init__(
         self,
         layouts: Layouts,
         stages: Collection[Stage],
-        seconds: float,
+        seconds: Callable[[], float],
         constants: Mapping[str, np.ndarray],
     ) -> None:
-        self._layouts, self._constants = layouts, constants
+        self._layouts, self._constants, self._seconds = layouts, constants, seconds
         self._alike: dict[str, list[Stage]] = {}  # stages, by their key
         for stage in stages:
             self._alike.setdefault(stage.key, []).append(stage)
-        names = {one.name for stage in stages for one in stage.inputs if one.name in constants}
-        arrays = {id(array): array.nbytes for array in map(constants.__getitem__, names)}
-        self._rate = COPY * seconds / max(1, sum(arrays.values()))  # seconds a byte
+
+    @cached_property
+    def _rate(self) -> float:
+        """Seconds a byte."""
+        stages = chain.from_iterable(self._alike.values())
+        inputs = {one.name: one for stage in stages for one in stage.inputs}
+        every = sum(one.type.nbytes for name, one in inputs.items() if name in self._constants)
+        return COPY * self._seconds() / max(1, every)
 
     def bytes(self, pick: Pick, stage: Stage) -> float:
         """Of the further layouts that the pick brings, for each stage that is equal to this one."""
@@ -143,17 +150,15 @@ class Copies:
         """The pick whose seconds and copies cost least, or one of the forms that are ``known``
         (:func:`gtco.driver.sizes.forms.form_of`) if it is nearly as fast and copies no more.
         """
-        costs = [pick.seconds + self._rate * self.bytes(pick, stage) for pick in picks]
-        least = picks[costs.index(min(costs))]
-        close, most = CLOSE * least.seconds, self.bytes(least, stage)
-        alike = (
-            pick
-            for pick in picks
-            if pick.seconds <= close
-            and form_of(pick.config) in known
-            and self.bytes(pick, stage) <= most
-        )
-        return next(alike, least)
+        copied = [self.bytes(pick, stage) for pick in picks]
+        rate = self._rate if any(copied) else 0
+        costs = [p.seconds + rate * nbytes for p, nbytes in zip(picks, copied, strict=True)]
+        at = costs.index(min(costs))
+        close = CLOSE * picks[at].seconds
+        for pick, nbytes in zip(picks, copied, strict=True):
+            if pick.seconds <= close and nbytes <= copied[at] and form_of(pick.config) in known:
+                return pick
+        return picks[at]
 
 
 def packings_of(pick: Pick) -> Iterator[tuple[int, Packing]]:

@@ -195,7 +195,7 @@ class Many:
         shared, fused = self.shared, self.fused[run]
         before, stages = len(self.sharing.picks), fused.partition.stages
         constants = fused.graph.constants
-        copies = Copies(shared.layouts, stages, fused.predicted(), constants)
+        copies = Copies(shared.layouts, stages, fused.predicted, constants)
 
         def choose(stage: Stage) -> Pick | None:
             known = {*shared.forms.of(stage)}
