@@ -50,9 +50,11 @@ def ensure_home() -> None:
 
 
 def cache_folder() -> Path:
-    """The folder for measurements of this machine and for compiled libraries."""
+    """The folder for measurements of this machine and for compiled libraries. A ``~`` is the home:
+    no shell reads what a unit of systemd or a container's file of variables says.
+    """
     chosen = os.environ.get("GTCO_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "gtco"
+    return Path(os.path.expanduser(chosen)) if chosen else Path.home() / ".cache" / "gtco"
 
 
 def named_compiler() -> str | None:

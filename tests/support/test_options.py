@@ -28,6 +28,10 @@ def test_editors_are_told_every_option() -> None:
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
+    monkeypatch.setenv("GTCO_CACHE", "~/kept")
+    assert cache_folder() == Path.home() / "kept"
+    monkeypatch.setenv("GTCO_CACHE", "~nobody-of-this-name/kept")
+    assert cache_folder() == Path("~nobody-of-this-name/kept")
     for empty in (False, True):
         if empty:
             monkeypatch.setenv("GTCO_CACHE", "")
