@@ -94,8 +94,7 @@ def main(options: argparse.Namespace) -> int:
             f"--target is '{options.target}', and a benchmark runs here: native or cuda"
         )
     check_apart(options.json, options.library, *map(Path, options.models))
-    if options.json and not options.force:
-        check_ours(options.json, lambda first: first.startswith(b'{\n "machine": '), "a benchmark")
+    check_ours(options.json, options.force, _is_benchmark, "a benchmark")
     _check_files(options, on_gpu)
     run, peers, threads, about = (_on_gpu if on_gpu else _on_cpu)(options)
     results: list[suite.Result] = []
@@ -114,6 +113,10 @@ def main(options: argparse.Namespace) -> int:
             "the others with --peers"
         )
     return 0 if suite.sound(results) else 1
+
+
+def _is_benchmark(first: bytes) -> bool:
+    return first.startswith(b'{\n "machine": ')
 
 
 def _check_files(options: argparse.Namespace, on_gpu: bool) -> None:

@@ -45,8 +45,7 @@ def main(options: argparse.Namespace) -> int:
 
     output = options.output or here(options.model, ".bundle")
     check_bundle(output, options.model)
-    if not options.force:
-        check_ours(output, lambda first: first.startswith(b"\x7fELF"), "a bundle")
+    check_ours(output, options.force, lambda first: first.startswith(b"\x7fELF"), "a bundle")
     chosen = arguments.compile_options(
         argparse.Namespace(tune="off", records=None, **vars(options))
     )

@@ -128,8 +128,7 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
     outputs = libraries(models, options.output)
     check_report(options.report)
     _check_apart(options, models, outputs)
-    if options.report and not options.force:
-        check_ours(options.report, is_report, "a report")
+    check_ours(options.report, options.force, is_report, "a report")
     try:
         with early(), Phases() as progress:
             with uninterrupted():

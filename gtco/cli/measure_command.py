@@ -52,8 +52,7 @@ def main(options: argparse.Namespace) -> int:
     check_place(output)
     if output.exists() and options.bundle.exists() and output.samefile(options.bundle):
         raise OptionError(f"--output {output} is what is measured itself: give another name")
-    if not options.force:
-        check_ours(output, lambda first: first.startswith(RECORD), "a file of answers")
+    check_ours(output, options.force, lambda first: first.startswith(RECORD), "a file of answers")
     found = measure(options.bundle, options.rounds, options.device)
     write_whole(output, to_lines(found).encode())
     came = Counter(record.outcome for record in found)

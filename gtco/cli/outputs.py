@@ -71,11 +71,16 @@ def add_force(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_ours(path: Path, ours: Callable[[bytes], bool], what: str) -> None:
+def check_ours(
+    path: Path | None, force: bool, ours: Callable[[bytes], bool], what: str
+) -> None:
     """Raises :class:`OptionError` if writing ``path`` would replace a file that gtco did not make.
     ``ours`` gets the file's first bytes, and says whether gtco made it. ``what`` names what gtco
-    makes there. Pipes and devices have no content to lose, so they are not checked.
+    makes there. Pipes and devices have no content to lose, so they are not checked; nothing is with
+    ``force``.
     """
+    if path is None or force:
+        return
     if not os.path.isfile(path) or standard_stream(path) is not None:
         return
     try:

@@ -80,8 +80,7 @@ def main(options: argparse.Namespace) -> int:
 
     output = options.output or here(options.model, ".int8.onnx")
     check_output(options.model, output)
-    if not options.force:
-        check_ours(output, lambda first: PRODUCED in first[:32], "a quantized model")
+    check_ours(output, options.force, lambda first: PRODUCED in first[:32], "a quantized model")
     if options.weights_only:
         return weights_only(options, output)
     if options.bits or options.block_size:
@@ -93,8 +92,7 @@ def main(options: argparse.Namespace) -> int:
     check_apart(options.report, options.model)
     check_apart(options.report, options.data, what="the data itself")
     check_apart(options.report, output, what="the quantized model")
-    if options.report and not options.force:
-        check_ours(options.report, _is_report, "a report")
+    check_ours(options.report, options.force, _is_report, "a report")
     with early(), Phases() as progress:
         with uninterrupted():
             import_tvm()

@@ -65,8 +65,7 @@ def main(options: argparse.Namespace) -> int:
     path = options.output
     if path is None and not options.json:
         path = here(options.library, ".html")
-    if path is not None and not options.force:
-        check_ours(path, is_report, "a report")
+    check_ours(path, options.force, is_report, "a report")
     facts = facts_of(options.library, options)
     if options.other is not None:
         from gtco.report.difference import difference
