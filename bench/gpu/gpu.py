@@ -41,6 +41,7 @@ from rich.table import Table
 
 from gtco.cli.arguments import positive
 from gtco.codegen.processes import python
+from gtco.frontend.dimensions import inputs_of
 from gtco.machine.gpu import gpu_target
 from gtco.support.errors import BuildError, GtcoError, OptionError
 from gtco.support.options import GPU_PRECISIONS, LAUNCHES
@@ -201,8 +202,7 @@ def _judge(job: Mapping[str, Any]) -> Judge:
 
     def judge(actual: Outputs, expected: Outputs, reference: str) -> Verdict:
         graph = onnx.load(job["onnx"], load_external_data=False).graph
-        weights = {tensor.name for tensor in graph.initializer}
-        names = [value.name for value in graph.input if value.name not in weights]
+        names = [value.name for value in inputs_of(graph)]
         inputs = dict(zip(names, arrays(job), strict=True))
         return OutputJudge(Path(job["onnx"]), inputs, job["precision"])(actual, expected, reference)
 

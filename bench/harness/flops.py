@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import onnx
 
-from gtco.frontend.dimensions import Shapes, set_sizes
+from gtco.frontend.dimensions import Shapes, inputs_of, set_sizes
 
 Shape = tuple[int | None, ...]
 COUNTED = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention")
@@ -67,8 +67,7 @@ def _bound(path: str | Path, sizes: Shapes, bound: Path) -> Path:
     and the shapes in between, is left for inference to find. Weights outside of the file stay
     there: shapes are all that is read of it."""
     model = onnx.load(path, load_external_data=False)
-    weights = {tensor.name for tensor in model.graph.initializer}
-    set_sizes([value for value in model.graph.input if value.name not in weights], sizes)
+    set_sizes(inputs_of(model.graph), sizes)
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from gtco.codegen.processes import python
-from gtco.frontend.dimensions import Shapes, set_sizes
+from gtco.frontend.dimensions import Shapes, inputs_of, set_sizes
 from gtco.frontend.onnx import read_message, read_onnx
 from gtco.quantization.writing import write_model
 from gtco.runtime.library import check_model, read_metadata, tensor_specs
@@ -134,9 +134,7 @@ def check_library(library: Path, model: Path | None = None) -> dict[str, Any]:
     check_model(library, metadata)
     if model is None:
         return metadata
-    graph = read_message(model)[0].graph
-    weights = {tensor.name for tensor in graph.initializer}
-    wanted = [value.name for value in graph.input if value.name not in weights]
+    wanted = [value.name for value in inputs_of(read_message(model)[0].graph)]
     found = [spec["name"] for spec in metadata["inputs"]]
     if sorted(wanted) != sorted(found):
         raise OptionError(
@@ -219,9 +217,7 @@ def make_inputs(path: Path, shapes: Shapes, seed: int = 0) -> dict[str, np.ndarr
     """Seeded inputs for a model: normal floats, integers from {0, 1} (ids and masks alike), by name
     in the graph's order.
     """
-    graph = read_message(path)[0].graph
-    weights = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in weights]
+    inputs = inputs_of(read_message(path)[0].graph)
     set_sizes(inputs, shapes)
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {}

@@ -45,6 +45,12 @@ class OpenAxis:
         return f"{self.input}.{self.axis}"
 
 
+def inputs_of(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The graph's inputs but its own weights, which old files list there too."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in weights]
+
+
 def set_sizes(
     inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes, *, symbols: bool = False
 ) -> dict[str, int] | None:

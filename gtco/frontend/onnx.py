@@ -26,7 +26,7 @@ from onnx import helper
 
 from gtco.frontend import formats, quantized
 from gtco.frontend.bfloat16_products import all_in_bfloat16
-from gtco.frontend.dimensions import Shapes, infer_outputs, open_axes, set_sizes
+from gtco.frontend.dimensions import Shapes, infer_outputs, inputs_of, open_axes, set_sizes
 from gtco.frontend.expansion import adopt, expand, needs_expansion
 from gtco.frontend.identity import identity
 from gtco.frontend.imported import ImportedModel
@@ -190,8 +190,7 @@ def import_skeleton(
     refuse_unsupported(skeleton)
     check_initializers(skeleton)
     module, labels = _translate(skeleton)
-    inside = _initializers(skeleton)
-    names = [value.name for value in skeleton.graph.input if value.name not in inside]
+    names = [value.name for value in inputs_of(skeleton.graph)]
     parameters = {p.name: name for p, name in zip(module["main"].params, names, strict=True)}
     return ImportedModel(
         module=module,
@@ -230,10 +229,6 @@ def _written_out(
         model = write_out(model, supported_operators())
         if not needs_expansion(model):
             return model
-
-
-def _initializers(model: onnx.ModelProto) -> set[str]:
-    return {tensor.name for tensor in model.graph.initializer}
 
 
 def _opset(model: onnx.ModelProto) -> int:
@@ -289,8 +284,7 @@ def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.Val
     """The inputs at run time. Raises UnsupportedError unless each is a tensor of a type that gtco
     supports.
     """
-    inside = _initializers(model)
-    inputs = [v for v in model.graph.input if v.name not in weights and v.name not in inside]
+    inputs = [value for value in inputs_of(model.graph) if value.name not in weights]
     for value in inputs:
         if not value.type.HasField("tensor_type"):
             raise not_a_tensor("input", value)
