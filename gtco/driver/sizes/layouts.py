@@ -5,8 +5,8 @@ the kernel's tile. The best tile depends on the sizes, so variants of many sizes
 copies of each weight. A copy therefore has a price: one of all weights of the model costs
 :data:`COPY` of the variant's time, and a stage takes the config whose seconds and copies cost least
 together. So a small weight gets a further layout for a small gain, and a large one of a short stage
-does not. The first layout of a weight is free; sizes come here from the smallest on, whose layouts
-are no larger than the weight.
+does not. The first layout of a weight is free, so sizes come here from the smallest on: it is large
+sizes that gain by layouts that are larger than the weight.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Layouts:
             if (pick := picks.get(stage.key)) is None:
                 continue
             if stage.key not in found:
-                found[stage.key] = [*packings_of(pick)]
+                found[stage.key] = [*_packings(pick)]
             for place, packing in found[stage.key]:
                 if (name := stage.inputs[place].name) in constants:
                     self._known.setdefault(id(constants[name]), set()).add(packing)
@@ -108,7 +108,7 @@ class Copies:
         """Of the further layouts that the pick brings, for each stage that is equal to this one."""
         alike = self._alike.get(stage.key, [stage])
         new: dict[tuple[int, Packing], int] = {}
-        for place, packing in packings_of(pick):
+        for place, packing in _packings(pick):
             for name in (one.inputs[place].name for one in alike):
                 if name in self._constants:
                     array = self._constants[name]
@@ -161,7 +161,7 @@ class Copies:
         return picks[at]
 
 
-def packings_of(pick: Pick) -> Iterator[tuple[int, Packing]]:
+def _packings(pick: Pick) -> Iterator[tuple[int, Packing]]:
     """Layouts of the stage's constants, by their places among its inputs. The pick may have been
     made for an equal stage with other names.
     """

@@ -107,8 +107,10 @@ def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
     ):
         return None
     # what takes turns along a row lies behind each other in some tensor
-    turns = [n for n in spans(stage) if n <= REACH]
-    for phases in (p for p in range(1, REACH + 1) if p == 1 or any(n % p == 0 for n in turns)):
+    turns = {1, *(n for n in spans(stage) if n <= REACH)}
+    for phases in range(1, REACH + 1):
+        if all(n % phases for n in turns):
+            continue
         cuts = [cut for cut in range(len(shape)) if prod(shape[cut:]) % phases == 0]
         # the shortest row is a part of all others: where it is uneven, they are
         if not cuts or phase_steps(stage, cuts[-1], phases, 0, REACH) is None:
