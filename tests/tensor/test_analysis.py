@@ -17,6 +17,7 @@ from gtco.tensor import cost
 from gtco.tensor.analysis.axes import Segment, gathers, phase_steps, regular, segments, turned
 from gtco.tensor.analysis.filtering import applicable, least_products
 from gtco.tensor.analysis.indices import axis_groups, flatten
+from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.analysis.reduction import Reduction
 from gtco.tensor.analysis.scope import Scope
 from gtco.tensor.analysis.window import Geometry
@@ -175,6 +176,36 @@ def test_a_row_is_as_long_as_its_loads_are_even():
 def test_a_concatenation_is_cut_where_its_parts_meet():
     stage = one("concat", [(3, 8), (3, 24)], (3, 32), axis=1)
     assert segments(stage, 1) == (Segment(0, 8), Segment(8, 24))
+
+
+@given(
+    widths=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+    extent=st.integers(1, 40),
+    first=st.integers(-3, 40),
+    step=st.integers(1, 3),
+)
+def test_the_parts_of_a_concatenation_that_an_index_reads(
+    widths: list[int], extent: int, first: int, step: int
+):
+    """Beside each place that the index takes."""
+    stage = one("concat", [(w,) for w in widths], (sum(widths),), axis=0)
+    probe = Probe(stage)
+    (var,) = probe.scope.variables((extent,))
+    index = first + step * var
+    probe.follow(stage.output.output, [index])
+    followed = dict(probe.loads)
+    places = range(first, first + step * extent, step)
+    starts = [sum(widths[:n]) for n in range(len(widths))]
+    read = 0
+    for x, start, width in zip(stage.output.inputs, starts, widths, strict=True):
+        if any(start <= place < start + width for place in places):
+            read += 1
+            assert x in followed
+        if x in followed:
+            assert probe.scope.index(followed[x] - (index - start)) == 0
+    inside = [place for place in places if 0 <= place < sum(widths)]
+    if read > 1 or 0 < len(inside) < extent:  # which part, or whether there is one
+        assert probe.conditions
 
 
 def test_blocks_to_turn_are_those_that_a_permutation_turns():

@@ -94,29 +94,22 @@ def _image_apart(stage: Stage, view: ConvView, axis: str) -> int | None:
     names = ("image", "row", "kw", "c")
     extents = (view.result[0], *view.image, view.groups * view.channels)
     index = dict(zip(names, scope.variables(extents), strict=True))
-    here, there = (
-        view.place(*(at[name] for name in names))
-        for at in (index, index | {axis: index[axis] + 1})
-    )
-    return _apart_in_memory(stage, scope, view.op.inputs[0], here, there)
+    place = view.place(*index.values())
+    return _apart_in_memory(stage, scope, view.op.inputs[0], place, index[axis])
 
 
 def _apart_in_memory(
-    stage: Stage, scope: Scope, tensor: str, here: list[Expr], there: list[Expr]
+    stage: Stage, scope: Scope, tensor: str, index: list[Expr], var: Expr
 ) -> int | None:
-    """How far two elements of a tensor lie apart in memory; None where this is not a constant. If
-    the tensor is computed from several (by a gate, for example), the largest of them decides.
+    """How far neighbours of a tensor along a variable of the index lie apart in memory; None where
+    this is not a constant. If the tensor is computed from several (by a gate, for example), the
+    largest of them decides.
     """
-
-    def flat(index: list[Expr]) -> Expr | None:
-        probe = Probe(stage, scope)
-        probe.follow(tensor, index)
-        loads = [(stage.types[name].size, place) for name, place in probe.loads if name]
-        return max(loads, key=lambda load: load[0])[1] if loads else None
-
-    first, second = flat(here), flat(there)
-    apart = scope.index(second - first) if first is not None and second is not None else None
-    return apart if isinstance(apart, int) else None
+    probe = Probe(stage, scope)
+    probe.follow(tensor, index)
+    steps = zip(probe.loads, probe.strides(var), strict=True)
+    loads = [(stage.types[name].size, step) for (name, _), step in steps if name]
+    return max(loads, key=lambda load: load[0])[1] if loads else None
 
 
 def along_memory(stage: Stage, view: ConvView) -> ConvView:
@@ -139,8 +132,7 @@ def gathers(stage: Stage, view: Contraction, tensor: str) -> bool:
         return False
     scope = Scope(wide=stage.wide)
     b, m, k = scope.variables((view.batch, view.m, view.k))
-    here, there = view.a_index(b, m, k), view.a_index(b, m, k + 1)
-    return _apart_in_memory(stage, scope, tensor, here, there) not in (None, 1)
+    return _apart_in_memory(stage, scope, tensor, view.a_index(b, m, k), k) not in (None, 1)
 
 
 def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:

@@ -4,8 +4,11 @@ emitted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
 
 import tvm
 from tvm import tirx
@@ -65,6 +68,8 @@ class Probe:
     rows: dict[str, Expr] = field(default_factory=dict)
     # places, by the ids of an index's expressions; a place holds these, so that no id is used again
     _places: dict[tuple[int, ...], _Place] = field(default_factory=dict)
+    # the expressions in simplest form, by their ids
+    _simple: dict[int, Expr] = field(default_factory=dict)
 
     _within: int = 0  # the gathers whose data is followed
     # the variable along which loads must run evenly, and the greatest distance
@@ -90,7 +95,17 @@ class Probe:
 
     def follow(self, tensor: str, index: Sequence[Expr]) -> None:
         """Records everything that ``tensor`` reads at an index."""
-        self._follow(tensor, self._place([self.scope.index(i) for i in index]))
+        self._follow(tensor, self._place([self._simplified(i) for i in index]))
+
+    def _simplified(self, value: Expr) -> Expr:
+        """The expression in simplest form. Operators that move data pass most indices on, and these
+        are in simplest form already.
+        """
+        if id(value) in self._simple:
+            return value
+        simple = self.scope.index(value)
+        self._simple[id(simple)] = simple
+        return simple
 
     def _place(self, index: list[Expr]) -> _Place:
         """The results at an index in simplest form. An index of numbers alone is not kept: it costs
@@ -168,20 +183,23 @@ class Probe:
         return self.rows[op.output]
 
     def _concatenated(self, op: Operator, index: list[Expr]) -> None:
-        known = self.scope.known
-        axis, start = op["axis"], 0
-        before = known(index[axis] < start)
-        for x in op.inputs:
-            stop = start + shape_of(self.stage, x)[axis]
-            within = known(index[axis] < stop)
-            if before is not True and within is not False:
-                if before is None:
-                    self._decides(index[axis] >= start)
-                if within is None:
-                    self._decides(index[axis] < stop)
-                self.parts.append(start)
-                self.follow(x, [*index[:axis], index[axis] - start, *index[axis + 1 :]])
-            start, before = stop, within
+        axis = op["axis"]
+        place = index[axis]
+        stops = list(accumulate(shape_of(self.stage, x)[axis] for x in op.inputs))
+        below = cache(lambda stop: self.scope.known(place < stop))
+        if below(0) is True:
+            return
+        # The parts that may be read follow one another, so few of many ends are compared.
+        first = bisect_left(stops, True, key=lambda stop: below(stop) is not False)
+        last = bisect_left(stops, True, first, key=lambda stop: below(stop) is True)
+        for n, x in enumerate(op.inputs[first : last + 1], first):
+            start = stops[n - 1] if n else 0
+            if n > first or below(start) is None:
+                self._decides(place >= start)
+            if n < last:
+                self._decides(place < stops[n])
+            self.parts.append(start)
+            self.follow(x, [*index[:axis], place - start, *index[axis + 1 :]])
 
     def _padded(self, op: Operator, index: list[Expr]) -> None:
         inner = [i - b for i, b in zip(index, op["before"], strict=True)]
