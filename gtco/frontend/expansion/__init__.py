@@ -49,16 +49,21 @@ def needs_expansion(model: onnx.ModelProto) -> bool:
     return any(_key(node) in EXPANDED for node in nodes(model.graph))
 
 
+def _foreign(model: onnx.ModelProto) -> bool:
+    return any(node.domain not in _STANDARD for node in nodes(model.graph))
+
+
 def expand(model: onnx.ModelProto, undecided: list[str] | None = None) -> onnx.ModelProto:
-    """The model without the operators in ``EXPANDED``; ``model`` itself if it has none. If
-    ``undecided`` is given, an If on values of inputs becomes both branches, and the list gets its
-    label.
+    """The model without the operators in ``EXPANDED``; ``model`` itself if it has none and no
+    operator of another domain. Such operators that remain (Gelu, SkipLayerNormalization) get the
+    types of their results, since onnxsim finds no shape behind them otherwise. If ``undecided`` is
+    given, an If on values of inputs becomes both branches, and the list gets its label.
 
     Every input must have its shape. Raises :class:`UnsupportedError`, which names the node, if an
     operator is used in a way that has no such form, and :class:`ModelError` for a node before it
     whose result has no shape, because it breaks a rule of ONNX.
     """
-    if not needs_expansion(model):
+    if not (needs_expansion(model) or _foreign(model)):
         return model
     walk = Walk(model, RULES, undecided)
     names: dict[str, str] = {}

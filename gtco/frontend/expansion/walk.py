@@ -20,9 +20,10 @@ Rule = Callable[["Walk", onnx.NodeProto], Sequence[str]]
 
 
 class Walk:
-    """The state of a walk. ``proto`` is the node that is being written out, and ``node`` is its
-    label in messages. ``undecided`` collects the labels of Ifs of which both branches are written
-    out; None forbids that. ``read`` has the names that the model reads somewhere.
+    """The state of a walk. ``proto`` is the node that is being written out or copied, and ``node``
+    is the label in messages of the last one that has a rule. ``undecided`` collects the labels of
+    Ifs of which both branches are written out; None forbids that. ``read`` has the names that the
+    model reads somewhere.
     """
 
     def __init__(
@@ -45,11 +46,10 @@ class Walk:
         their inputs; their outputs are added to it. With ``keep`` the outputs keep their names.
         """
         for given in graph_nodes:
-            node = renamed(given, names)
+            node = self.proto = renamed(given, names)
             rule = self._rules.get((_domain(node.domain), node.op_type))
             if rule is not None:
                 label = node.name or (node.output[0] if node.output else node.op_type)
-                self.proto = node
                 self.node = f"node '{label}' ({node.op_type})"
                 self.writer.label(label)
                 made = rule(self, node)

@@ -373,6 +373,29 @@ def test_dropout_with_a_bias_drops_nothing():
     refused(model([made], arrays, constants), "training_mode is set")
 
 
+@pytest.mark.parametrize("kind", ["Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization"])
+def test_shapes_behind_operators_that_onnx_does_not_infer_are_constants(kind):
+    """onnxruntime.transformers.optimizer writes them into models that upsample."""
+    arrays = {"x": normal(1, 2, 3, 8)}
+    more = {"BiasGelu": ["b"], "SkipLayerNormalization": ["x", "s", "b"]}.get(kind, [])
+    constants = {
+        "s": normal(2, 8),
+        "b": normal(3, 8),
+        "start": np.array([0]),
+        "stop": np.array([2]),
+        "sizes": np.array([4, 10]),
+    }
+    made = [
+        node(kind, ["x", *more], ["tokens"]),
+        helper.make_node("Unsqueeze", ["tokens", "start"], ["a"]),
+        helper.make_node("Shape", ["a"], ["shape"]),
+        helper.make_node("Slice", ["shape", "start", "stop"], ["front"]),
+        helper.make_node("Concat", ["front", "sizes"], ["all"], axis=0),
+        helper.make_node("Resize", ["a", "", "", "all"], ["y"], mode="linear"),
+    ]
+    compare(model(made, arrays, constants), arrays)
+
+
 def test_all_unsupported_operators_are_in_one_message():
     """Operators without a rule come before a use that no rule accepts."""
     arrays = {"x": normal(1, 2, 4)}
