@@ -1,5 +1,6 @@
 """Operators that torch's ONNX exporter does not translate, or translates wrongly (torch 2.13,
-onnxscript 0.7). Those of which it has nothing are in ``missing.py``.
+onnxscript 0.7). Those of which it has nothing are in ``missing.py``, and LSTMs with projections in
+``recurrent.py``.
 
 - ``scaled_dot_product_attention`` of tensors without four axes: one head without a batch has two or
   three axes, and the windows of Hiera have five. With a negative scale, of which the exporter takes
@@ -25,6 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gtco.frontend.pytorch.missing import ints, missing, number
+from gtco.frontend.pytorch.recurrent import projected
 
 
 def translations(torch: Any) -> dict[Any, Any]:
@@ -38,6 +40,7 @@ def translations(torch: Any) -> dict[Any, Any]:
         **casting_first(torch),
         **running(torch),
         **truths(torch),
+        **projected(torch),
         **missing(torch),
     }
 

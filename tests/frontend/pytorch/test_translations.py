@@ -229,3 +229,35 @@ def test_places_of_a_mask_choose_what_is_written(lead: tuple[int, ...]) -> None:
         return hidden.float()
 
     _check(OfOne(shown), (torch.randn(*lead, 9, 2),))
+
+
+class Projected(nn.Module):
+    """All that an LSTM with projections returns, as one tensor."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(5, 6, proj_size=3, **options)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
+        y, (h, c) = self.lstm(x, (h, c))
+        return torch.cat([y.flatten(), h.flatten(), c.flatten()])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": False, "num_layers": 2},
+        {"bidirectional": True, "num_layers": 2, "batch_first": True},
+    ],
+    ids=["plain", "layers", "directions"],
+)
+def test_an_lstm_with_projections(options: dict[str, Any]) -> None:
+    """torch's exporter leaves the projection out, and takes it for a weight of the next layer."""
+    module = Projected(**options)
+    states = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+    batch = 4 if options.get("batch_first") else 2
+    x, h, c = (torch.randn(4, 2, 5), torch.randn(states, batch, 3), torch.randn(states, batch, 6))
+    with torch.no_grad():
+        _check(module, (x, h, c))
