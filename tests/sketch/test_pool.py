@@ -87,6 +87,11 @@ CASES = {
     "long strides": dict(channels=3, size=(20, 90), kernel=(9, 10), strides=(8, 5)),
     "wide": dict(channels=2, size=(5, 41), kernel=(3, 3), strides=(1, 1), padding=(1, 1, 1, 1)),
     "global": dict(channels=33, size=(7, 6), kernel=(7, 6), strides=(1, 1)),
+    "one channel": dict(
+        channels=1, size=(12, 37), kernel=(9, 9), strides=(1, 1), padding=(4, 4, 4, 4)
+    ),
+    "one channel, strided": dict(channels=1, size=(9, 70), kernel=(3, 5), strides=(2, 3)),
+    "one channel, one column": dict(channels=1, size=(20, 1), kernel=(3, 1), strides=(1, 1)),
 }
 
 
@@ -129,6 +134,20 @@ def test_nan_wins_and_infinities_count(
     for sketch in (own, fallback):
         got = build(sketch, next(iter(configs(sketch))), machine)(x)
         np.testing.assert_array_equal(got, reference(stage, [x]))
+
+
+def test_one_channel_is_pooled_in_vectors() -> None:
+    """Channels last, one channel has the bytes of channels first, and the same loops."""
+    machine = runnable("x86-64-v3")
+    window = dict(kernel=(9, 9), strides=(1, 1), padding=(4, 4, 4, 4))
+    found = [
+        pool.match(pooling("max_pool2d", 1, (64, 64), layout=layout, **window), machine)  # type: ignore[arg-type]
+        for layout in ("NHWC", "NCHW")
+    ]
+    last, first = (next(iter(configs(sketch))) for sketch in found if sketch is not None)
+    assert last == first
+    last, first = (sketch.workload(last) for sketch in found if sketch is not None)
+    assert last == first
 
 
 def test_prologue_and_epilogue_channels_first() -> None:

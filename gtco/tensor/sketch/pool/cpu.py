@@ -1,6 +1,6 @@
 """Sketch rule for pooling, with a readable prologue and a one-to-one epilogue. The loops are those
 of :mod:`gtco.tensor.sketch.shared.window`, or of :mod:`gtco.tensor.sketch.pool.rows` for channels
-first.
+first and for images of one channel.
 """
 
 from __future__ import annotations
@@ -67,18 +67,21 @@ class Pool:
         return window.around(self.stage, self.op, self.tail, self.target.lanes)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        if self.channels_first:
+        if self.in_rows:
             work = max(self.geometry.source[2] * self.geometry.kernel[0], self.geometry.output[2])
             return grain(chosen, pool_rows.units(self.geometry), work, self.target)
         return window.next_decision(self.geometry, self.target, chosen)
 
     @property
-    def channels_first(self) -> bool:
-        """True if the channels come before rows and columns."""
-        return self.geometry.layout == "NCHW"
+    def in_rows(self) -> bool:
+        """True if the elements of an image's row lie side by side: the channels come first, or
+        there is one channel, whose vectors would have one element.
+        """
+        _, _, columns, channels = self.geometry.output
+        return self.geometry.layout == "NCHW" or (channels == 1 and columns > 1)
 
     def workload(self, config: Config) -> Workload:
-        if self.channels_first:
+        if self.in_rows:
             tasks = ceil(pool_rows.units(self.geometry) / config["rows"])
             passes = pool_rows.passes(self.geometry, self.around.before)
             return streaming_workload(self.stage, self.target, tasks, passes)
@@ -89,7 +92,7 @@ class Pool:
         what = Maximum() if self.op.kind == "max_pool2d" else Mean(self.geometry, include)
         of = self.geometry, self.op.inputs[0], self.tail
         loops: pool_rows.PoolRows | window.WindowLoops
-        if self.channels_first:
+        if self.in_rows:
             loops = pool_rows.PoolRows(*of, config["rows"])
         else:
             loops = window.WindowLoops(*of, config)

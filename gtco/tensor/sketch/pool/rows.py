@@ -1,4 +1,5 @@
-"""Pooling of images channels first: down the columns in vectors, then along a row.
+"""Pooling of images channels first, or of one channel: down the columns in vectors, then along a
+row.
 
 ::
 
