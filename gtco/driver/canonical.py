@@ -24,6 +24,7 @@ from gtco.graph.rewrites.quantized.quantized_concat import quantized_concat
 from gtco.graph.rewrites.quantized.quantized_constants import quantized_constants
 from gtco.graph.rewrites.quantized.quantized_pooling import quantized_pooling
 from gtco.graph.rewrites.quantized.reciprocal_scales import reciprocal_scales
+from gtco.graph.rewrites.separate_pooling import separate_pooling
 from gtco.graph.rewrites.split_reductions import split_reductions
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
@@ -71,6 +72,7 @@ def canonical(
             *(reciprocal_scales, quantizations, quantized_concat, quantized_pooling),
             *(bytewise, padded_channels),
             *(phases_as_channels, padding_taps),
+            separate_pooling,
             split,
         )
     # these depend on sizes, so they are done at each
