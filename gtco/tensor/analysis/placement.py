@@ -93,7 +93,9 @@ def _image_apart(stage: Stage, view: ConvView, axis: str) -> int | None:
     scope = Scope(wide=stage.wide)
     names = ("image", "row", "kw", "c")
     extents = (view.result[0], *view.image, view.groups * view.channels)
-    index = dict(zip(names, scope.variables(extents), strict=True))
+    sizes = dict(zip(names, extents, strict=True))
+    sizes[axis] = max(2, sizes[axis])  # a single channel has a neighbour too: where it would lie
+    index = dict(zip(names, scope.variables(tuple(sizes.values())), strict=True))
     place = view.place(*index.values())
     return _apart_in_memory(stage, scope, view.op.inputs[0], place, index[axis])
 
