@@ -140,7 +140,14 @@ class Attention(AttentionFacts):
         own, together = ceil(blocks / chunks), together_of(config)
         stores = (Stream(item_out * height * e, item_out * m * e, handed=True),)
         if together == 1:
-            layers = [Layer(own, (Stream(operands, operands + scores),), stores)]
+            # Beside tiles, whose products take little time, scores count: they are stored, read for
+            # their maximum and for the weights, and these are stored and read with each part of V.
+            beside = int(tile.kind.in_tiles)
+            weights = ITEM_BYTES[self.operand] * height * n
+            parts = ceil(values / min(tile.vectors, values))
+            read = Stream(beside * (2 * scores + parts * weights), operands + scores)
+            stored = Stream(beside * (scores + weights), operands + scores)
+            layers = [Layer(own, (Stream(operands, operands + scores), read), (*stores, stored))]
         else:
             # Scores pass through the cache that holds those of all blocks: they are stored twice
             # and read three times. The sums of V do so once for each block of keys.
