@@ -33,6 +33,7 @@ from tests.runtime.test_models import (
     some_tasks,
 )
 from tests.runtime.test_module import REPOSITORY, c_run
+from tests.runtime.test_restart import status_of
 
 
 def on_threads(count: int, work: Callable[[int], None]) -> None:
@@ -52,6 +53,11 @@ def test_two_handles_run_at_the_same_time(small: Path) -> None:
                 check(model(x, mask), x, mask)
 
     on_threads(3, work)
+
+
+def test_a_thread_begins_with_its_own_share_of_the_tasks(tmp_path: Path) -> None:
+    """Each task is run once all the same: by whoever is free, and after 4096 runs, too."""
+    assert status_of("shares.c", tmp_path) == 0
 
 
 def test_one_handle_from_many_threads(small: Path) -> None:

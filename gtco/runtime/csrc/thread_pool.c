@@ -1,7 +1,11 @@
 /* The course of a run: the caller publishes the first step; every thread takes ranges of its tasks until none is left;
  * the thread that finishes a step's last task publishes the next step. Barriers wait only for tasks, not for threads: a
  * worker that is late, asleep or without a CPU holds nobody up unless it holds tasks. Those of a thread that has no CPU
- * are taken over by a thread that waits for them. Workers are woken once a run. */
+ * are taken over by a thread that waits for them. Workers are woken once a run.
+ *
+ * Affinity scheduling (Markatos and LeBlanc, 1994): a thread begins with its own share of a step's tasks, the same part
+ * of them in every step. So it finds in its own caches what it wrote in the step before, as far as both steps cut their
+ * tensors alike. When its share is done, it takes tasks of the others'. */
 #define _GNU_SOURCE
 #include "thread_pool.h"
 
@@ -36,6 +40,7 @@ struct gtco_worker {
   pthread_t thread; /* unused in the first, which is the caller */
   gtco_pool* pool;
   int index;
+  uint32_t over; /* the pool's word when no task was left */
   _Atomic clockid_t clock; /* its CPU time */
   _Atomic pid_t id; /* 0: unknown, as the caller's */
   const volatile uint32_t* _Atomic cpu; /* where it is */
@@ -45,6 +50,10 @@ struct gtco_worker {
   _Alignas(64) _Atomic uint64_t held;
   _Atomic uint32_t step;
   _Atomic int64_t begin, end, finished;
+  /* (the pool's word : 32, tasks taken : 32) of its share. Of another word, nothing was taken yet: so nobody has to
+   * begin the shares of a step, and a thread may come late, or miss whole runs, and can still only take a task that is
+   * free. */
+  _Alignas(64) _Atomic uint64_t share;
 };
 
 typedef struct {
@@ -53,11 +62,9 @@ typedef struct {
   int64_t finished; /* tasks of the step that are done and not reported */
 } range;
 
-static inline uint32_t step_of(uint64_t word) { return (uint32_t)(word >> 32) & STEP_IDLE; }
-static inline uint32_t generation_of(uint64_t word) { return (uint32_t)(word >> (32 + STEP_BITS)); }
-static inline uint64_t make_word(uint32_t generation, uint32_t step) {
-  return (uint64_t)generation << (32 + STEP_BITS) | (uint64_t)step << 32;
-}
+static inline uint32_t step_of(uint32_t word) { return word & STEP_IDLE; }
+static inline uint32_t generation_of(uint32_t word) { return word >> STEP_BITS; }
+static inline uint32_t make_word(uint32_t generation, uint32_t step) { return generation << STEP_BITS | step; }
 
 /* -1 if the system refuses that clock, as a sandbox may refuse those of other threads. */
 static int64_t read_ns(clockid_t clock) {
@@ -72,20 +79,17 @@ static void set_clock(struct gtco_worker* worker, pthread_t thread) {
 
 static int64_t now_ns(void) { return read_ns(CLOCK_MONOTONIC); }
 
-/* The futex is the word's upper half: it changes with every publication, not with every task taken. */
-static uint32_t* futex_of(gtco_pool* pool) { return (uint32_t*)&pool->word + 1; }
-
 static void futex_wait(gtco_pool* pool, uint32_t expected, uint32_t bits) {
-  syscall(SYS_futex, futex_of(pool), FUTEX_WAIT_BITSET_PRIVATE, expected, NULL, NULL, bits);
+  syscall(SYS_futex, (uint32_t*)&pool->word, FUTEX_WAIT_BITSET_PRIVATE, expected, NULL, NULL, bits);
 }
 
 static void futex_wake(gtco_pool* pool, uint32_t bits) {
-  syscall(SYS_futex, futex_of(pool), FUTEX_WAKE_BITSET_PRIVATE, INT_MAX, NULL, NULL, bits);
+  syscall(SYS_futex, (uint32_t*)&pool->word, FUTEX_WAKE_BITSET_PRIVATE, INT_MAX, NULL, NULL, bits);
 }
 
 /* Sequentially consistent against the counters of sleepers in await(): either the sleeper sees the new word (the futex
  * compares it), or we see the sleeper. */
-static void publish(gtco_pool* pool, uint64_t word, uint32_t whom) {
+static void publish(gtco_pool* pool, uint32_t word, uint32_t whom) {
   atomic_exchange(&pool->word, word);
   uint32_t bits = 0;
   if (whom & WAKE_WORKERS && atomic_load(&pool->sleeping_workers)) bits |= WAKE_WORKERS;
@@ -93,29 +97,70 @@ static void publish(gtco_pool* pool, uint64_t word, uint32_t whom) {
   if (bits) futex_wake(pool, bits);
 }
 
-static inline int available(const gtco_pool* pool, uint64_t word) {
-  uint32_t step = step_of(word);
-  return step < STEP_SERIAL && (uint32_t)word < pool->steps[step].tasks;
+/* Publishes a step of several tasks, of which none is done. */
+static void publish_step(gtco_pool* pool, uint32_t generation, uint32_t step, uint32_t whom) {
+  const uint32_t tasks = pool->steps[step].tasks, threads = (uint32_t)pool->threads;
+  atomic_store_explicit(&pool->done, 0, memory_order_relaxed); /* both are released by the publication */
+  atomic_store_explicit(&pool->shares, tasks < threads ? tasks : threads, memory_order_relaxed);
+  publish(pool, make_word(generation, step), whom);
 }
 
-/* Takes a range of tasks. Guided self-scheduling (Polychronopoulos and Kuck, 1987) at half the fair share: the first
- * ranges are long, for locality, the last are single tasks, so that threads end within one task of each other. */
-static int take(gtco_pool* pool, range* r) {
-  uint64_t word = atomic_load_explicit(&pool->word, memory_order_acquire);
-  while (available(pool, word)) {
-    uint32_t first = (uint32_t)word;
-    uint32_t n = (pool->steps[step_of(word)].tasks - first) / (2u * (uint32_t)pool->threads);
-    if (n == 0) n = 1;
-    /* Success means that this very step is current and these tasks are free, whatever happened since the load. */
-    if (atomic_compare_exchange_weak_explicit(&pool->word, &word, word + n, memory_order_acq_rel,
+/* The first task of a thread's share of so many, or the one behind the last thread's. */
+static inline uint32_t share_begin(uint32_t tasks, int thread, int threads) {
+  return (uint32_t)((uint64_t)tasks * (uint32_t)thread / (uint32_t)threads);
+}
+
+/* Takes tasks of the share of `owner` in the step of `word`, if any are left. Guided self-scheduling (Polychronopoulos
+ * and Kuck, 1987): the first ranges are long, for locality, the last are single tasks, so that threads end within one
+ * task of each other. The owner takes half of what is left, others leave it more. */
+static int take_of(gtco_pool* pool, uint32_t word, int owner, int thread, range* r) {
+  const uint32_t tasks = pool->steps[step_of(word)].tasks, first = share_begin(tasks, owner, pool->threads);
+  const uint32_t size = share_begin(tasks, owner + 1, pool->threads) - first;
+  const uint32_t divisor = owner == thread ? 2u : 2u * (uint32_t)pool->threads;
+  _Atomic uint64_t* share = &pool->workers[owner].share;
+  uint64_t seen = atomic_load_explicit(share, memory_order_acquire);
+  for (;;) {
+    const uint32_t taken = (uint32_t)(seen >> 32) == word ? (uint32_t)seen : 0;
+    if (taken == size) return 0;
+    /* The step is current after the load of the share, which therefore is of this step or an older one. It stays current
+     * until the share's tasks are done, so success means that these are free, whatever happened since the load. */
+    if (atomic_load_explicit(&pool->word, memory_order_acquire) != word) return 0;
+    const uint32_t n = (size - taken) / divisor ? (size - taken) / divisor : 1;
+    if (atomic_compare_exchange_weak_explicit(share, &seen, (uint64_t)word << 32 | (taken + n), memory_order_acq_rel,
                                               memory_order_acquire)) {
-      r->step = step_of(word);
-      r->begin = first;
-      r->end = (int64_t)first + n;
+      if (taken + n == size) atomic_fetch_sub_explicit(&pool->shares, 1, memory_order_relaxed);
+      *r = (range){step_of(word), (int64_t)first + taken, (int64_t)first + taken + n, r->finished};
       return 1;
     }
   }
-  return 0;
+}
+
+/* Takes a range of tasks: of the thread's own share, else of the next thread's that has any. */
+static int take(gtco_pool* pool, int thread, range* r) {
+  uint32_t word = atomic_load_explicit(&pool->word, memory_order_acquire);
+  for (;;) {
+    if (step_of(word) >= STEP_SERIAL) return 0;
+    int owner = thread, left = pool->threads;
+    do {
+      if (take_of(pool, word, owner, thread, r)) return 1;
+      if (++owner == pool->threads) owner = 0;
+    } while (--left && atomic_load_explicit(&pool->shares, memory_order_relaxed));
+    const uint32_t now = atomic_load_explicit(&pool->word, memory_order_acquire);
+    if (now == word) {
+      pool->workers[thread].over = word;
+      return 0;
+    }
+    word = now;
+  }
+}
+
+/* A word comes back after 4096 runs. A share that nobody touched in all that time would look as if it were of the step:
+ * it gets a word of no step. The count makes it different from that of the time before, for a thread that is late. */
+static void clear_shares(gtco_pool* pool) {
+  ++pool->cleared;
+  pool->workers[0].over = make_word(0, STEP_IDLE);
+  for (int i = 0; i < pool->threads; ++i)
+    atomic_store(&pool->workers[i].share, (uint64_t)make_word(0, STEP_IDLE) << 32 | pool->cleared);
 }
 
 static void run_tasks(gtco_pool* pool, int thread, const range* r) {
@@ -173,10 +218,9 @@ static void advance(gtco_pool* pool, int thread, uint32_t step) {
     if (!run_range(pool, thread, &(range){step, 0, 1, 0})) return;
     record(pool, step);
   }
-  uint32_t generation = generation_of(atomic_load_explicit(&pool->word, memory_order_relaxed));
-  atomic_store_explicit(&pool->done, 0, memory_order_relaxed); /* released by the publication */
+  const uint32_t generation = generation_of(atomic_load_explicit(&pool->word, memory_order_relaxed));
   if ((int)step < pool->end_step)
-    publish(pool, make_word(generation, step), WAKE_WORKERS | WAKE_CALLER);
+    publish_step(pool, generation, step, WAKE_WORKERS | WAKE_CALLER);
   else
     publish(pool, make_word(generation, STEP_IDLE), WAKE_CALLER);
 }
@@ -188,7 +232,7 @@ static void participate(gtco_pool* pool, int thread, range* r) {
   int given = r->begin < r->end;
   for (;; r->finished = 0) {
     int mine = 1;
-    while (mine && (given || take(pool, r))) {
+    while (mine && (given || take(pool, thread, r))) {
       given = 0;
       mine = run_range(pool, thread, r);
       r->finished += r->end - r->begin;
@@ -264,9 +308,9 @@ static int take_over(gtco_pool* pool, int thread, suspect* seen, range* r) {
   return 0;
 }
 
-static int awaited(const gtco_pool* pool, uint64_t word, int caller) {
-  if (available(pool, word)) return 1;
-  return caller ? step_of(word) == STEP_IDLE : atomic_load_explicit(&pool->stop, memory_order_relaxed) != 0;
+static int awaited(const gtco_pool* pool, uint32_t word, int thread) {
+  if (step_of(word) < STEP_SERIAL && word != pool->workers[thread].over) return 1;
+  return thread ? atomic_load_explicit(&pool->stop, memory_order_relaxed) != 0 : step_of(word) == STEP_IDLE;
 }
 
 /* Waits until there is a task to take, or the run (for the caller) or the pool (for a worker) is over. Fills `r` with the
@@ -278,7 +322,7 @@ static void await(gtco_pool* pool, int thread, range* r) {
   *r = (range){0, 0, 0, 0};
   for (;;) {
     for (int i = 0; i < POLLS_BETWEEN_CLOCKS; ++i) {
-      if (awaited(pool, atomic_load_explicit(&pool->word, memory_order_acquire), caller)) return;
+      if (awaited(pool, atomic_load_explicit(&pool->word, memory_order_acquire), thread)) return;
       gtco_pause();
     }
     int64_t now = now_ns();
@@ -293,10 +337,10 @@ static void await(gtco_pool* pool, int thread, range* r) {
       continue;
     }
     _Atomic int32_t* sleepers = caller ? &pool->sleeping_caller : &pool->sleeping_workers;
-    uint64_t word = atomic_load(&pool->word);
+    const uint32_t word = atomic_load(&pool->word);
     atomic_fetch_add(sleepers, 1);
     /* stop is set before its publication, so a worker that misses it here finds the futex changed. */
-    if (!awaited(pool, word, caller)) futex_wait(pool, (uint32_t)(word >> 32), caller ? WAKE_CALLER : WAKE_WORKERS);
+    if (!awaited(pool, word, thread)) futex_wait(pool, word, caller ? WAKE_CALLER : WAKE_WORKERS);
     atomic_fetch_sub(sleepers, 1);
     began = 0;
   }
@@ -379,15 +423,15 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
     range r = {0, 0, 0, 0};
     set_clock(&pool->workers[0], pthread_self());
     atomic_store_explicit(&pool->workers[0].cpu, gtco_this_cpu(), memory_order_release);
-    uint32_t generation = generation_of(atomic_load_explicit(&pool->word, memory_order_relaxed)) + 1;
-    const uint32_t first = (uint32_t)pool->first_step;
+    const uint32_t word = atomic_load_explicit(&pool->word, memory_order_relaxed);
+    const uint32_t generation = generation_of(make_word(generation_of(word) + 1, 0)), first = (uint32_t)pool->first_step;
+    if (!generation) clear_shares(pool);
     if (pool->steps[first].tasks == 1) {
       /* Sleepers wake up while the caller runs the first steps. */
       publish(pool, make_word(generation, STEP_SERIAL), WAKE_WORKERS);
       advance(pool, 0, first);
     } else {
-      atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
-      publish(pool, make_word(generation, first), WAKE_WORKERS);
+      publish_step(pool, generation, first, WAKE_WORKERS);
     }
     while (step_of(atomic_load_explicit(&pool->word, memory_order_acquire)) != STEP_IDLE) {
       participate(pool, 0, &r);

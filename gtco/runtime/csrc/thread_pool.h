@@ -27,10 +27,11 @@ typedef struct gtco_pool {
   int can_restart;
   int started;           /* workers that exist in this process */
 
-  /* (generation : 12, step : 20, next task : 32). This one word holds all the work that is left, so a thread needs no
-   * memory of its own: it may come late, or miss whole runs, and can still only take a task that is free. */
-  _Alignas(64) _Atomic uint64_t word;
-  _Alignas(64) _Atomic int64_t done; /* tasks of the current step that are finished */
+  uint32_t cleared;      /* how often the generations began again */
+
+  _Alignas(64) _Atomic uint32_t word; /* (generation : 12, step : 20); a futex */
+  _Alignas(64) _Atomic int64_t done;  /* tasks of the current step that are finished */
+  _Atomic uint32_t shares;            /* those of it that have tasks left, at least */
   _Alignas(64) _Atomic int32_t sleeping_workers;
   _Atomic int32_t sleeping_caller;
   _Atomic int32_t stop;
