@@ -299,10 +299,10 @@ class AnalyticPolicy(PricingPolicy):
         """
         if not stream.nbytes:
             return 0.0
-        if stream.handed and self.target.cores > 1:
+        if stream.handed is not None and self.target.cores > 1:
             level = self.source(stream)
             readers = cores if level.name == "DRAM" else 1
-            return stream.nbytes * self._handed(stream.resident, level, readers)
+            return stream.nbytes * self._handed(stream, level, readers)
         each = latency = 0.0  # seconds of a byte; those of a line of the outermost level
         for share, level in self._shares(stream):
             if level is not self.target.memory[0]:
@@ -312,15 +312,17 @@ class AnalyticPolicy(PricingPolicy):
             each = max(each, latency / CACHE_LINE / stream.chains)
         return stream.nbytes * each
 
-    def _handed(self, resident: float, level: MemoryLevel, share: int) -> float:
-        """Seconds for each byte that passes from one core to another. Part of it comes out of the
-        other cores' own caches, which still hold some of a working set that lies in a level that
-        they share.
+    def _handed(self, stream: Stream, level: MemoryLevel, readers: int) -> float:
+        """Seconds for each byte that passes from stage to stage. Part of it comes out of the
+        cores' own caches, which still hold some of a working set that lies in a level that they
+        share.
         """
-        own, capacity = self._private
-        held = min(1.0, capacity / resident) if level.shared and resident else 1.0
-        rate = self.rates.handover
-        return held / rate(own) + (1.0 - held) * share / rate(level)
+        (own, capacity), rate = self._private, self.rates.handover
+        held = min(1.0, capacity / stream.resident) if level.shared and stream.resident else 1.0
+        share = float(stream.handed or 0.0)
+        if stream.handed is True:
+            share = 1.0 - 1.0 / self.target.cores
+        return held / rate(own, share) + (1.0 - held) * readers / rate(level, share)
 
     def source(self, stream: Stream) -> MemoryLevel:
         """The innermost level whose capacity holds the working set (eq. 1)."""

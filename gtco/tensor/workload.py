@@ -19,8 +19,8 @@ class Stream(NamedTuple):
       follows; 0 for one sequential run;
     - ``cores``: the working set is dealt out to so many cores, each of which keeps its own share in
       its own caches;
-    - ``handed``: between stages the working set goes to whichever cores are free, so those caches
-      hold the data that others read next.
+    - ``handed``: the working set passes from stage to stage, and other cores wrote, or are going to
+      read, this share of it; True if each core has a part like any other.
     """
 
     nbytes: float
@@ -28,7 +28,7 @@ class Stream(NamedTuple):
     memory: str = ""
     chains: int = 0
     cores: int = 1
-    handed: bool = False
+    handed: float | bool | None = None
 
 
 class Layer(NamedTuple):

@@ -38,6 +38,19 @@ def moved(nest: Nest) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
+    ("chunks", "cores", "share"),
+    [((2, 1), 2, 0), ((4, 3), 2, 0), ((1, 2), 2, 0.5), ((1, 4), 4, 0.75), ((3, 2), 4, 0.25)],
+)
+def test_rows_of_other_cores(chunks: tuple[int, int], cores: int, share: float) -> None:
+    """A core has its part of the rows, and of the others what is read and stored is handed over:
+    the output twice, since the next stage reads it.
+    """
+    _, _, of_k, tasks = layers(replace(NEST, chunks=chunks), replace(MACHINE, cores=cores))
+    assert [s.handed for s in of_k.loads] == [share, None]
+    assert [s.handed for s in tasks.stores] == [share, 2 * share]
+
+
+@pytest.mark.parametrize(
     "change",
     [{}, {"kc": 96}, {"order": "rows"}, {"mc": 2}, {"chunks": (1, 2)}, {"prefetch": "none"}],
 )

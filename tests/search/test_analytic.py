@@ -109,6 +109,24 @@ def test_what_passes_between_cores() -> None:
     assert policy(4).transfer(Stream(400, 5_000), 4) == pytest.approx(alone)
 
 
+def test_what_a_core_keeps_comes_at_its_own_rate() -> None:
+    """True is each core's part. A share above 1 is handed over more than once. A table without
+    ``kept`` has the mean of both rates, whatever the share.
+    """
+    given, kept = (("L2", 10.0), ("DRAM", 8.0)), (("L2", 40.0), ("DRAM", 8.0))
+
+    def price(handed: float | bool, kept: tuple[tuple[str, float], ...]) -> float:
+        table = RateTable(TOY, (("unit", 2.0),), handed=given, kept=kept)
+        chooser = AnalyticPolicy(replace(TOY, cores=4), table)
+        return chooser.transfer(Stream(400, 100, handed=handed), 4)
+
+    shares = {0.0: 0.0, 0.5: 0.5, True: 0.75, 1.5: 1.5}
+    for handed, share in shares.items():
+        assert price(handed, kept) == pytest.approx(400 * (share / 10 + (1 - share) / 40))
+        assert price(handed, ()) == pytest.approx(400 / 10)
+    assert price(0.0, (("L2", 5.0),)) == pytest.approx(400 / 10), "keeping is never slower"
+
+
 def test_between_cores_where_nothing_was_measured() -> None:
     """The rate is that of the innermost level that the cores share, or of a slower cache."""
     rates = RateTable(TOY)
@@ -207,6 +225,7 @@ streams = st.builds(
     st.just(""),
     st.integers(0, 3),
     st.integers(1, 4),
+    st.one_of(st.none(), st.just(True), st.floats(0, 2)),
 )
 layers = st.builds(
     Layer,

@@ -90,8 +90,9 @@ def test_whatever_a_machine_says_of_itself(quick: None, cores: int, capacity: in
     assert all(math.isfinite(x) and x > 0 for x in found.rates.values())
     assert found.bandwidths.keys() == {m.name for m in machine.memory}
     assert all(1e6 < x < 1e14 for x in found.bandwidths.values())
-    assert found.handed.keys() == measure.handed_levels(machine)
-    assert all(1e6 < x < 1e14 for x in found.handed.values())
+    for between in (found.handed, found.kept):
+        assert between.keys() == measure.handed_levels(machine)
+        assert all(1e6 < x < 1e14 for x in between.values())
 
 
 def test_rates_for_bytes_that_follow_from_others() -> None:
@@ -195,16 +196,16 @@ def test_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_last_part_that_ends_late_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything was measured once then."""
-    handed = measure._handed
+    between = measure._between_stages
 
-    def late(*given: Any) -> dict[str, float]:
-        found = handed(*given)
+    def late(*given: Any) -> tuple[dict[str, float], dict[str, float]]:
+        found = between(*given)
         given[-1].begin -= 2 * given[-1].seconds
         return found
 
     monkeypatch.setattr(measure, "MOST_SECONDS", 60.0)  # however busy this machine is
     monkeypatch.setattr(measure, "ROUNDS", 1)
-    monkeypatch.setattr(measure, "_handed", late)
+    monkeypatch.setattr(measure, "_between_stages", late)
     assert measure.measure(detect()).launch > 0
 
 
@@ -229,14 +230,14 @@ def test_what_is_read_of_a_cache() -> None:
 
 def test_what_passes_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that a step reads and writes, divided by its time without the barrier."""
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, bool]] = []
 
     def timed(
-        threads: int, kernel: object, tasks: int, x: np.ndarray, y: np.ndarray, *_: float
+        threads: int, _: Any, tasks: int, across: bool, x: np.ndarray, y: np.ndarray, **most: float
     ) -> float:
         assert threads == 2 and x.nbytes == y.nbytes and x.nbytes % tasks == 0
-        seen.append((x.nbytes, tasks))
-        return 3.0
+        seen.append((x.nbytes, across))
+        return 3.0 if across else 2.0
 
     monkeypatch.setattr(measure, "handover_seconds", timed)
     monkeypatch.setattr(measure, "ROUNDS", 1)
@@ -244,13 +245,14 @@ def test_what_passes_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"L1": 1 << 14, "L2": 1 << 20, "L3": 1 << 22}
     x, y = operands(2, 1 << 20)
 
-    def handed(machine: Target, launch: float) -> dict[str, float]:
-        return measure._handed(machine, small, launch, x, y, measure.Clock())
+    def between(machine: Target, launch: float) -> tuple[dict[str, float], dict[str, float]]:
+        return measure._between_stages(machine, small, launch, x, y, measure.Clock())
 
-    assert handed(machine, 1.0) == {"L2": 1 << 19, "L3": 1 << 20}
-    assert [n for n, _ in seen] == [1 << 20, 1 << 21], "of each, or all"
-    assert handed(machine, 2.9)["L2"] == (1 << 20) / 1.5, "half is not a barrier"
-    assert handed(replace(machine, cores=1), 1.0) == {}
+    handed, kept = between(machine, 1.0)
+    assert handed == {"L2": 1 << 19, "L3": 1 << 20} and kept == {"L2": 1 << 20, "L3": 1 << 21}
+    assert seen == [(n, a) for n in (1 << 20, 1 << 21) for a in (True, False)], "of each, or all"
+    assert between(machine, 2.9)[0]["L2"] == (1 << 20) / 1.5, "half is not a barrier"
+    assert between(replace(machine, cores=1), 1.0) == ({}, {})
 
 
 def test_memory_that_no_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:

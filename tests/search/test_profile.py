@@ -24,7 +24,8 @@ def made_up(machine: Target, number: int) -> MachineRates:
     rates = {name: 1e9 + number for name in names}
     bandwidths = {m.name: 1e10 for m in machine.memory}
     handed = {name: 2e9 + number for name in ("L2", "L3", "DRAM")}
-    return MachineRates(rates, bandwidths, 1e-6 * number, handed)
+    kept = {name: 2 * rate for name, rate in handed.items()}
+    return MachineRates(rates, bandwidths, 1e-6 * number, handed, kept)
 
 
 def table(machine: Target, number: int) -> RateTable:
@@ -133,7 +134,7 @@ def test_other_versions_measure_for_themselves(
 NONSENSE = [math.nan, math.inf, -math.inf, 0, -1.0, 1e-3, 1e20, "fast", None, True, [1e9]]
 
 
-@pytest.mark.parametrize("part", ["rates", "bandwidths", "handed"])
+@pytest.mark.parametrize("part", ["rates", "bandwidths", "handed", "kept"])
 @pytest.mark.parametrize("value", NONSENSE)
 def test_a_value_that_cannot_be_is_measured_again(
     measured: list[Target], tmp_path: Path, part: str, value: object
@@ -162,7 +163,7 @@ def test_a_barrier_that_cannot_be_is_measured_again(
     assert found(MACHINE) == table(MACHINE, 2) == profile.cached(MACHINE)
 
 
-@pytest.mark.parametrize("part", ["rates", "bandwidths", "handed"])
+@pytest.mark.parametrize("part", ["rates", "bandwidths", "handed", "kept"])
 def test_a_value_too_many_or_too_few(measured: list[Target], tmp_path: Path, part: str) -> None:
     for change in ("more", "less"):
         found(MACHINE)

@@ -70,7 +70,7 @@ def library_key(
         "compiler": compiler_version(compiler_for(backend_of(machine).isa)),
         "target": machine.to_json(),
         "cpu": cpu_identity() if effort is not None else {},
-        "rates": repr((rates.measured, rates.launch, rates.handed)) if rates else "",
+        "rates": repr((rates.measured, rates.launch, rates.handed, rates.kept)) if rates else "",
         "memory": repr(rates.target) if rates else "",
         "weights": weights_digest(effort),
         "records": "" if records is None else records_digest(records),

@@ -41,6 +41,12 @@ static void copy_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
   ((generated)b[2])(b[0], b[1], w, begin, end);
 }
 
+/* The same with the last task first: what a thread wrote in another step is read, and overwritten, by another thread. */
+static void copy_across_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
+  const int64_t tasks = *(const uint32_t*)b[3];
+  copy_kernel(b, w, tasks - end, tasks - begin);
+}
+
 static int ascending(const void* a, const void* b) {
   const double x = *(const double*)a, y = *(const double*)b;
   return (x > y) - (x < y);
@@ -94,16 +100,17 @@ __attribute__((visibility("default"))) double gtco_barrier_seconds(int threads, 
   return each < 0 ? each : each > tasks ? each - tasks : 0;
 }
 
-/* Seconds of each of `count` steps, at most STEPS, that read what the step before wrote. Any free thread takes the next
- * of the `tasks`. `kernel` reads one buffer and writes the other, and the next step has them the other way round.
- * Negative: -errno. */
+/* Seconds of each of `count` steps, at most STEPS, that read what the step before wrote: what another thread wrote if
+ * `across` is not 0, else what the same thread wrote. `kernel` reads one buffer and writes the other in so many `tasks`,
+ * and the next step has them the other way round. Negative: -errno. */
 __attribute__((visibility("default"))) double gtco_handover_seconds(int threads, int rounds, double most,
                                                                     int count, generated kernel, uint32_t tasks,
-                                                                    void* x, void* y) {
+                                                                    int across, void* x, void* y) {
   if (threads < 1 || rounds < 1 || count < 1 || count > STEPS || tasks < 1) return -EINVAL;
-  void* args[] = {x, y, (void*)kernel, y, x, (void*)kernel};
+  void* args[] = {x, y, (void*)kernel, y, x, (void*)kernel, &tasks};
   gtco_step steps[STEPS];
-  for (int i = 0; i < count; ++i) steps[i] = (gtco_step){copy_kernel, i % 2 * 3, tasks, 0};
+  for (int i = 0; i < count; ++i)
+    steps[i] = (gtco_step){i % 2 && across ? copy_across_kernel : copy_kernel, i % 2 * 3, tasks, 0};
   return seconds_of_step(steps, count, args, threads, rounds, most, NULL);
 }
 

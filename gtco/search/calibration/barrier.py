@@ -45,6 +45,7 @@ def handover_seconds(
     threads: int,
     kernel: Any,
     tasks: int,
+    across: bool,
     x: np.ndarray,
     y: np.ndarray,
     rounds: int,
@@ -52,15 +53,14 @@ def handover_seconds(
     most: float = inf,
 ) -> float:
     """Seconds of a step of a ``kernel`` from ``x`` to ``y``, or back, that reads what the step
-    before wrote. The step has ``tasks`` parts, and any free thread takes the next part, as in a
-    model. The result is the lower quartile of ``rounds`` runs of ``steps`` steps each (at most
-    MOST_STEPS).
+    before wrote: what another thread wrote if it goes ``across``, else what the same one wrote.
+    The step has ``tasks`` parts. The result is the lower quartile of ``rounds`` runs of ``steps``
+    steps each (at most MOST_STEPS).
     """
-    of = (_INT, _INT, ctypes.c_double, _INT, _POINTER, ctypes.c_uint32, _POINTER, _POINTER)
+    of = (_INT, _INT, ctypes.c_double, _INT, _POINTER, ctypes.c_uint32, _INT, _POINTER, _POINTER)
     timed = _timed("gtco_handover_seconds", *of)
-    code = ctypes.cast(kernel, _POINTER)
-    seconds = timed(threads, rounds, most, steps, code, tasks, x.ctypes.data, y.ctypes.data)
-    return _checked(seconds, threads)
+    code, places = ctypes.cast(kernel, _POINTER), (x.ctypes.data, y.ctypes.data)
+    return _checked(timed(threads, rounds, most, steps, code, tasks, across, *places), threads)
 
 
 def memory_seconds(

@@ -98,6 +98,7 @@ class MachineRates:
     bandwidths: Mapping[str, float]
     launch: float
     handed: Mapping[str, float]
+    kept: Mapping[str, float]
     others: float = 0.0
     times: int = 1
 
@@ -164,10 +165,10 @@ def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> M
     launch = 1 / found[BARRIER]
     say("memory")
     bandwidths["DRAM"], copied = _memory(target.cores, x, y, clock)
-    handed = _handed(target, sizes, launch, x, y, clock)
+    handed, kept = _between_stages(target, sizes, launch, x, y, clock)
     if handed:
-        handed["DRAM"] = copied
-    return MachineRates(rates, bandwidths, launch, handed, busy.share())
+        handed["DRAM"] = kept["DRAM"] = copied
+    return MachineRates(rates, bandwidths, launch, handed, kept, busy.share())
 
 
 def derived(target: Target, rates: Mapping[str, float]) -> dict[str, float]:
@@ -321,25 +322,26 @@ def _memory(threads: int, x: np.ndarray, y: np.ndarray, clock: Clock) -> tuple[f
 
 
 def handed_levels(target: Target) -> set[str]:
-    """The levels whose ``handed`` is measured. With one core there are none. L1 is never one: it is
-    too small to tell its time from that of the barrier.
+    """The levels whose ``handed`` and ``kept`` are measured. With one core there are none. L1 is
+    never one: it is too small to tell its time from that of the barrier.
     """
     return {m.name for m in target.memory[1:]} if target.cores > 1 else set()
 
 
-def _handed(
+def _between_stages(
     target: Target,
     sizes: Mapping[str, int],
     launch: float,
     x: np.ndarray,
     y: np.ndarray,
     clock: Clock,
-) -> dict[str, float]:
-    """Bytes per second of each cache that a core reads and writes in a stage between others. The
-    data that it reads, and the data that it overwrites, was last in the cache of any core.
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes per second of each cache that a core reads and writes in a stage between others:
+    ``handed`` and ``kept``. The data that it reads, and the data that it overwrites, was last with
+    another core, or with itself.
     """
     if target.cores == 1:
-        return {}
+        return {}, {}
     cores, tasks = target.cores, target.cores * TASKS_A_CORE
     parts = {}  # bytes that a step reads; it writes as many
     for level in target.memory[1:-1]:
@@ -349,19 +351,24 @@ def _handed(
         raise NotMeasured(f"its memory is too small for steps of {cores} cores")
     library = load([copy_kernel(name, n, tasks, target) for name, n in parts.items()], target)
 
-    def rate(name: str, most: float) -> float:
+    def rate(name: str, across: bool, most: float) -> float:
         nbytes, function = parts[name], getattr(library, f"copy_{name}")
         steps = min(MOST_STEPS, 2 * max(1, HANDOVER_BYTES // (4 * nbytes)))
         given = x[: nbytes // 4], y[: nbytes // 4]
-        seconds = handover_seconds(cores, function, tasks, *given, HANDOVER_RUNS, steps, most)
+        seconds = handover_seconds(
+            cores, function, tasks, across, *given, rounds=HANDOVER_RUNS, steps=steps, most=most
+        )
         return 2 * nbytes / cores / max(seconds - launch, seconds / 2)
 
-    found: dict[str, list[float]] = {name: [] for name in parts}
+    found: dict[tuple[str, bool], list[float]] = {
+        (name, across): [] for name in parts for across in (True, False)
+    }
     for number in range(ROUNDS):
-        for name in parts:
+        for which, each in found.items():
             if number and clock.left(HANDOVER_SHARE) <= 0:
                 break
             clock.need()
-            found[name].append(rate(name, max(clock.left(HANDOVER_SHARE) / len(parts), 0.0)))
-    # Not the best round: threads that take the same tasks again by chance hand nothing over.
-    return {name: median(each) for name, each in found.items()}
+            each.append(rate(*which, max(clock.left(HANDOVER_SHARE) / len(found), 0.0)))
+    # Not the best round: where a thread is late, others keep what it should have handed over.
+    of = {which: median(each) for which, each in found.items()}
+    return {name: of[name, True] for name in parts}, {name: of[name, False] for name in parts}

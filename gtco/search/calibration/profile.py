@@ -31,7 +31,7 @@ from gtco.support.environment import cache_folder
 from gtco.support.version import __version__
 from gtco.tensor.intrinsics.table import every_micro_kernel
 
-VERSION = 17  # the version of the cached file
+VERSION = 18  # the version of the cached file
 # No machine is outside these bounds: vector operations and bytes per second of one core, and
 # seconds of a barrier.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
@@ -152,12 +152,15 @@ def cached_rates(target: Target) -> MachineRates | None:
         rates = _checked(data["rates"], names, RATE_BOUNDS)
         bandwidths = _checked(data["bandwidths"], {m.name for m in target.memory}, BANDWIDTH_BOUNDS)
         between = _checked({"launch": data["launch"]}, {"launch"}, LAUNCH_BOUNDS)
-        handed = _checked(data["handed"], handed_levels(target), BANDWIDTH_BOUNDS)
+        handed, kept = (
+            _checked(data[name], handed_levels(target), BANDWIDTH_BOUNDS)
+            for name in ("handed", "kept")
+        )
         others = _checked({"others": data["others"]}, {"others"}, OTHERS_BOUNDS)
         times = int(_checked({"times": data["times"]}, {"times"}, TIMES_BOUNDS)["times"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return MachineRates(rates, bandwidths, between["launch"], handed, others["others"], times)
+    return MachineRates(rates, bandwidths, between["launch"], handed, kept, others["others"], times)
 
 
 def _checked(
@@ -188,8 +191,10 @@ def table_of(target: Target, measured: MachineRates) -> RateTable:
     products = [rate for name, rate in measured.rates.items() if name.startswith("fma:")]
     frequency = max(products) / target.fma_ports
     known = replace(target, memory=memory, frequency=frequency)
-    rates, handed = (tuple(sorted(x.items())) for x in (measured.rates, measured.handed))
-    return RateTable(known, rates, measured.launch, handed)
+    rates, handed, kept = (
+        tuple(sorted(x.items())) for x in (measured.rates, measured.handed, measured.kept)
+    )
+    return RateTable(known, rates, measured.launch, handed, kept)
 
 
 # the cached file ----------------------------------------------------------------------------------
@@ -212,6 +217,7 @@ def _as_json(table: RateTable, key: Mapping[str, Any]) -> dict[str, Any]:
         "bandwidths": {m.name: m.bandwidth for m in table.target.memory},
         "launch": table.launch,
         "handed": dict(table.handed),
+        "kept": dict(table.kept),
     }
 
 
@@ -224,7 +230,8 @@ def table_json(table: RateTable, target: Target) -> dict[str, Any]:
 
 def table_from_json(data: Mapping[str, Any]) -> RateTable:
     """The table of the machine on which :func:`table_json` was called."""
-    measured = MachineRates(data["rates"], data["bandwidths"], data["launch"], data["handed"])
+    between = data["handed"], data.get("kept", {})  # a table of another time has no ``kept``
+    measured = MachineRates(data["rates"], data["bandwidths"], data["launch"], *between)
     return table_of(Target.from_json(data["key"]["target"]), measured)
 
 

@@ -39,13 +39,16 @@ class RateTable:
       micro-kernel has at most the rate at which the ports for loads serve it and its prefetches;
     - ``launch``: seconds of the barrier between two stages;
     - ``handed``: by level of memory, bytes per second at which a stage reads and writes tensors in
-      that level that other cores wrote; of one core for a cache, of all cores for DRAM.
+      that level that other cores wrote; of one core for a cache, of all cores for DRAM;
+    - ``kept``: the same of tensors that the core itself wrote. A table of a time when any core took
+      any task has the mean of both as ``handed``, and no ``kept``.
     """
 
     target: Target
     measured: tuple[tuple[str, float], ...] = ()
     launch: float = LAUNCH
     handed: tuple[tuple[str, float], ...] = ()
+    kept: tuple[tuple[str, float], ...] = ()
 
     def rate(self, kernel: str) -> float:
         """Vector operations per second of one core."""
@@ -54,19 +57,24 @@ class RateTable:
             found = self._known[kernel] = default_rate(self.target, kernel)
         return found
 
-    def handover(self, level: MemoryLevel) -> float:
-        """Bytes per second of ``handed``. If it was not measured, data in a cache of one core
-        reaches another core through the innermost level that they share.
+    def handover(self, level: MemoryLevel, share: float = 1.0) -> float:
+        """Bytes per second of tensors of which other cores wrote this share. If ``handed`` was not
+        measured, data in a cache of one core reaches another core through the innermost level that
+        they share.
         """
-        found = self._handed.get(level.name)
+        found = self._between.get(level.name)
         if found is None:
             shared = next(m for m in self.target.memory if m.shared)
-            found = level.bandwidth if level.shared else min(level.bandwidth, shared.bandwidth)
-        return found
+            handed = level.bandwidth if level.shared else min(level.bandwidth, shared.bandwidth)
+            found = handed, handed
+        kept, handed = found
+        return 1.0 / (1.0 / kept + share * (1.0 / handed - 1.0 / kept))
 
     @cached_property
-    def _handed(self) -> dict[str, float]:
-        return dict(self.handed)
+    def _between(self) -> dict[str, tuple[float, float]]:
+        """``kept`` and ``handed`` by level."""
+        kept = dict(self.kept)
+        return {name: (max(kept.get(name, rate), rate), rate) for name, rate in self.handed}
 
     @cached_property
     def _known(self) -> dict[str, float]:

@@ -28,6 +28,9 @@ class _Pieces(NamedTuple):
       ``c_block``), with C of so many panels ``together``;
     - bytes in the tensors: what a task reads and writes (``task_a``, ``task_b``, ``task_c``) and
       what there is (``whole_a``, ``whole_b``, ``whole_c``);
+    - ``foreign``: the share of A and C that lies with other cores. A thread begins with the same
+      part of the tasks in every stage, so it has its part of the rows, if tasks are cut by rows.
+      With fewer such cuts than cores, it computes columns of rows that are not its own;
     - ``stride``: bytes between rows of A in an input that is read in place, else 0; ``room``: how
       many times their own room such rows take in a cache.
     """
@@ -50,6 +53,7 @@ class _Pieces(NamedTuple):
     whole_a: float
     whole_b: float
     whole_c: float
+    foreign: float
     stride: int
     room: float
 
@@ -100,6 +104,7 @@ def _pieces(nest: Nest, target: Target) -> _Pieces:
         whole_a=stored_a * (windows.whole if windows else batch * m * k * outputs),
         whole_b=stored_b * each * k * n * batch / nest.b.batches,
         whole_c=stored_c * outputs * batch * m * n,
+        foreign=max(0.0, 1.0 - shape.tasks / shape.chunks_n / target.cores),
         stride=stride,
         room=room,
     )
@@ -168,7 +173,7 @@ def _blocks_of_k(p: _Pieces) -> Layer:
     return Layer(
         p.passes * (1 if inner else p.kblocks),
         (
-            Stream(a_bytes * first, p.whole_a, handed=True),
+            Stream(a_bytes * first, p.whole_a, handed=p.foreign),
             Stream(a_bytes * (1 - first), p.task_a + p.task_b),
         ),
         () if direct else (Stream(p.a_block, p.a_block),),
@@ -194,8 +199,9 @@ def _tasks(p: _Pieces) -> Layer:
         pages = p.rows * min(1.0, stored * nest.extents[2] / PAGE)
         run *= nest.shape.task_panels if nest.order == "rows" or pages <= REACH else 1
         touched *= max(1.0, CACHE_LINE / width) * max(1.0, p.height / FILLS)
-    fetched = Stream(2 * touched * min(1.0, CACHE_LINE / run), p.whole_c, handed=True)
-    stores = fetched, Stream(touched, p.whole_c, handed=True)
+    fetched = Stream(2 * touched * min(1.0, CACHE_LINE / run), p.whole_c, handed=p.foreign)
+    # handed over once as they are stored, and once as the next stage reads them
+    stores = fetched, Stream(touched, p.whole_c, handed=2 * p.foreign)
     even = nest.shape.even if nest.row.kind.in_tiles else 1.0
     return Layer(1, (), stores, nest.shape.tasks, even=even)
 

@@ -51,7 +51,7 @@ def _machine() -> dict[str, object]:
     known = target("x86-64-v4")
     rates = {tile.kernel: 6e9 for tile in every_micro_kernel(known)}
     levels = {m.name: m.bandwidth for m in known.memory}
-    table = table_of(known, MachineRates(rates, levels, 1e-6, {}))
+    table = table_of(known, MachineRates(rates, levels, 1e-6, {}, {}))
     return table_json(table, known)
 
 
