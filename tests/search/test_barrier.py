@@ -33,8 +33,11 @@ def test_no_threads() -> None:
         barrier_seconds(0, 2)
 
 
+@pytest.mark.parametrize("across", [True, False])
 @pytest.mark.parametrize(("threads", "tasks", "steps"), [(1, 1, 2), (2, 16, MOST_STEPS), (5, 8, 6)])
-def test_steps_that_read_what_the_step_before_wrote(threads: int, tasks: int, steps: int) -> None:
+def test_steps_that_read_what_the_step_before_wrote(
+    threads: int, tasks: int, steps: int, across: bool
+) -> None:
     """Each step adds 1 to its whole input, alternately from one buffer to the other. The first run
     is not counted.
     """
@@ -42,7 +45,7 @@ def test_steps_that_read_what_the_step_before_wrote(threads: int, tasks: int, st
     size = tasks * 4 * machine.lanes
     library = load([copy_kernel("small", 4 * size, tasks, machine)], machine)
     x, y = aligned(size), aligned(size)
-    seconds = handover_seconds(threads, library.copy_small, tasks, x, y, 3, steps)
+    seconds = handover_seconds(threads, library.copy_small, tasks, across, x, y, 3, steps)
     assert math.isfinite(seconds) and seconds > 0
     made = (1 + 3) * steps
     assert (x == made).all() and (y == made - 1).all()
@@ -53,7 +56,7 @@ def test_nothing_to_hand_over(threads: int, steps: int) -> None:
     machine, x = detect(), aligned(64)
     library = load([copy_kernel("small", 256, 1, machine)], machine)
     with pytest.raises(OSError, match=f"with {threads} threads"):
-        handover_seconds(threads, library.copy_small, 1, x, x, 2, steps)
+        handover_seconds(threads, library.copy_small, 1, True, x, x, 2, steps)
 
 
 @pytest.mark.parametrize(("threads", "tasks"), [(1, 1), (2, 16), (5, 7)])
