@@ -262,6 +262,25 @@ def test_long_sums_of_one_sign(name: str) -> None:
     assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
 
 
+@pytest.mark.parametrize(
+    ("stage", "asked"),
+    [
+        (separate(2, 20, 20, 32, 32), {"q", "k", "v"}),
+        (separate(1, 20, 20, 32, 32), set()),
+        (separate(2, 20, 9000, 32, 32), set()),  # L2 has room for 4096 keys of this width
+        (packed_heads(1, 2, 20, 32), {"qkv"}),
+    ],
+)
+def test_the_next_head_is_asked_for_where_it_fits(stage: Stage, asked: set[str]) -> None:
+    sketch = attention.match(stage, target("x86-64-v4"))
+    assert sketch is not None
+    program = sketch.build(next(configs(sketch)), "kernel")
+    assert isinstance(program, Program)
+    lines = [x for x in str(program.function).splitlines() if "llvm.prefetch" in x]
+    reads = (re.search(r"address_of\(([a-z]+)\w*\[.*\), 0, 2, 1", line) for line in lines)
+    assert {read[1] for read in reads if read} == asked
+
+
 MOST_STATEMENTS = 1500  # of a kernel of any shape: LLVM's time grows faster than their number
 
 

@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor.analysis.chains import Epilogue, shape_of
 from gtco.tensor.analysis.indices import broadcast_index
-from gtco.tensor.analysis.movement import BIJECTIVE, MOVEMENT, source_index
+from gtco.tensor.analysis.movement import BIJECTIVE, CHOOSING, MOVEMENT, source_index
 from gtco.tensor.emit import lookup, scalar
 from gtco.tensor.emit.bfloat16 import literal
 from gtco.tensor.emit.choices import stored
@@ -241,3 +241,20 @@ class Reader:
                     em.prefetch(self.inputs[x], self.inputs[x].flat(where[op.output]))
         at = em.index(output.flat(where[self.stage.output.output]))
         em.prefetch_value(output.buffer[at], write=True)
+
+    def prefetch_value(self, tensor: str, index: Sequence[Expr]) -> None:
+        """Prefetches the lines of the stage's inputs that :meth:`value` would read at ``index``,
+        as far as the index alone decides where: not what a concat, pad or gather chooses. Outside
+        the tensor it does nothing.
+        """
+        index = [self.emitter.index(i) for i in index]
+        op = self.stage.producers.get(tensor)
+        if op is None:
+            self.emitter.prefetch(self.inputs[tensor], self.inputs[tensor].flat(index))
+        elif pattern(op.kind) == ELEMENTWISE:
+            for x in dict.fromkeys(op.inputs):
+                if self.shape(x) == self.shape(op.output):
+                    self.prefetch_value(x, index)
+        elif op.kind in MOVEMENT - CHOOSING:
+            source = op.inputs[0]
+            self.prefetch_value(source, source_index(op, index, self.shape(source)))

@@ -11,7 +11,7 @@ from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.nest.shape import TaskShape, cut
 from gtco.tensor.space import Config
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
 
 def together_of(config: Config) -> int:
@@ -44,6 +44,14 @@ class AttentionFacts:
         batch, m, *_ = self.extents
         tile = MicroKernel.parse(config["tile"], self.target.lanes)
         return cut(batch, m, 1, tile.rows, 1, config["chunks_m"], 1, tile.kind.in_tiles)
+
+    @cached_property
+    def next_fits(self) -> bool:
+        """True if L2 holds K and V of a head in scratch and q, k and v of the next one, if any."""
+        b, m, n, d, e = self.extents
+        item = ITEM_BYTES[self.operand]
+        needed = 4 * n * (d + e) + item * (m * d + n * (d + e))
+        return b > 1 and needed <= self.target.level("L2").capacity
 
     @cached_property
     def extents(self) -> tuple[int, int, int, int, int]:

@@ -10,7 +10,6 @@ from math import ceil, inf
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from gtco.machine.target import CACHE_LINE
 from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.emit import vector_math
 from gtco.tensor.emit.arithmetic import is_nan
@@ -31,9 +30,9 @@ from gtco.tensor.sketch.attention.packing import (
     pack_value_pairs,
     pack_values,
 )
+from gtco.tensor.sketch.attention.prefetching import ask_for_next_head, ask_for_outputs
 from gtco.tensor.sketch.shared.streaming import each_vector
 from gtco.tensor.space import Config
-from gtco.tensor.stage import item_bytes
 
 # Products of a score that are summed in one accumulator. If all of them have one sign, as in an
 # image of one colour, every addition may round the same way, and exp turns the absolute error of a
@@ -130,6 +129,9 @@ class AttentionLoops:
             heads = [int(d) for d in self.op.type.shape[:-2]]
             place = reshape_index([task.batch], [self.batch], heads)
             batch = [em.let_index(i, "b") for i in place]
+            if self.sketch.next_fits:
+                place = reshape_index([em.index(task.batch + 1)], [self.batch], heads)
+                self.next_batch = [em.let_index(i, "next") for i in place]
             pairs = self.kind.b.step > 1
             pack = (pack_key_pairs, pack_value_pairs) if pairs else (pack_keys, pack_values)
             pack[0](em, self.keys, partial(self.operand, 1, batch), self.n, self.d)
@@ -188,7 +190,7 @@ class AttentionLoops:
 
         def block(start: Expr, base: Expr, rows: int) -> None:
             with em.loop(rows, "i") as i:
-                self.ask_for_outputs(batch, start + i)
+                ask_for_outputs(self.reader, self.sketch, self.args.output, [*batch, start + i])
 
                 def scaled(j: Expr, width: int) -> None:
                     with em.vector(width) as v:
@@ -207,20 +209,13 @@ class AttentionLoops:
 
         each(block)
 
-    def ask_for_outputs(self, batch: list[Expr], row: Expr) -> None:
-        """Prefetches the lines that the row's outputs will be stored to: another core may have
-        them.
-        """
-        line = CACHE_LINE // ceil(item_bytes(self.args.output.dtype))
-        with self.em.loop(ceil(self.e / line), "line") as n:
-            where = [*batch, row, n * line]
-            self.reader.prefetch(self.sketch.tail, where, self.args.output)
-
     def row_products(self, batch: list[Expr], each: Each) -> None:
         em, lanes = self.em, self.lanes
 
         def softmax(start: Expr, base: Expr, rows: int) -> None:
             with em.loop(rows, "i") as i:  # a loop of its own: the weights wait for the maximum
+                if self.sketch.next_fits and self.together == 1:
+                    ask_for_next_head(self.reader, self.sketch, [*self.next_batch, start + i])
                 self.top_row(base + i, batch, start + i)
             with em.loop(rows, "i") as i:
                 self.weights_row(base + i)
