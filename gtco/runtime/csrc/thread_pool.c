@@ -424,7 +424,7 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
     set_clock(&pool->workers[0], pthread_self());
     atomic_store_explicit(&pool->workers[0].cpu, gtco_this_cpu(), memory_order_release);
     const uint32_t word = atomic_load_explicit(&pool->word, memory_order_relaxed);
-    const uint32_t generation = generation_of(make_word(generation_of(word) + 1, 0)), first = (uint32_t)pool->first_step;
+    const uint32_t generation = generation_of(word + make_word(1, 0)), first = (uint32_t)pool->first_step;
     if (!generation) clear_shares(pool);
     if (pool->steps[first].tasks == 1) {
       /* Sleepers wake up while the caller runs the first steps. */
