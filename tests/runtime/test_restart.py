@@ -164,9 +164,9 @@ def test_two_threads_do_not_move_a_worker_at_once(tmp_path: Path) -> None:
 
 
 def status_of(source: str, folder: Path) -> int:
-    """The exit status of a program that contains the thread pool."""
+    """The exit status of a program of ``pool/``, which contains the thread pool."""
     flags = ["-std=gnu11", "-O1", "-pthread", f"-I{CSRC}"]
-    sources = [str(Path(__file__).with_name(source)), str(CSRC / "cpu/count.c")]
+    sources = [str(Path(__file__).parent / "pool" / source), str(CSRC / "cpu/count.c")]
     subprocess.run([c_compiler(), *flags, *sources, "-o", str(folder / "program")], check=True)
     return subprocess.run([folder / "program"], check=False).returncode
 
