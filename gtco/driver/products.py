@@ -70,7 +70,7 @@ def products_table(
         l3_rate=l3.bandwidth,
         read_rate=memory.bandwidth,
         memory_rate=rates.handover(memory),
-        handed_rate=rates.handover(l3, 1.0 - 1.0 / target.cores),
+        handed_rate=rates.handover(l3, target.elsewhere),
         fma_rate=max(rates.rate(nest.row.kernel) for nest in kernels),
         store_rate=rates.rate("store"),
         launch=rates.launch,

@@ -86,6 +86,11 @@ class Target:
         """Nominal float32 FLOP/s of one core."""
         return 2 * self.lanes * self.fma_ports * self.frequency
 
+    @property
+    def elsewhere(self) -> float:
+        """The share of a tensor that lies with other cores, if each has a part of the same size."""
+        return 1.0 - 1.0 / self.cores
+
     def level(self, name: str) -> MemoryLevel:
         return next(level for level in self.memory if level.name == name)
 

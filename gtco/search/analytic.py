@@ -319,9 +319,7 @@ class AnalyticPolicy(PricingPolicy):
         """
         (own, capacity), rate = self._private, self.rates.handover
         held = min(1.0, capacity / stream.resident) if level.shared and stream.resident else 1.0
-        share = float(stream.handed or 0.0)
-        if stream.handed is True:
-            share = 1.0 - 1.0 / self.target.cores
+        share = stream.handed or 0.0
         return held / rate(own, share) + (1.0 - held) * readers / rate(level, share)
 
     def source(self, stream: Stream) -> MemoryLevel:

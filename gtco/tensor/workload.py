@@ -20,7 +20,7 @@ class Stream(NamedTuple):
     - ``cores``: the working set is dealt out to so many cores, each of which keeps its own share in
       its own caches;
     - ``handed``: the working set passes from stage to stage, and other cores wrote, or are going to
-      read, this share of it; True if each core has a part like any other.
+      read, this share of it (``Target.elsewhere`` if each has a part of the same size).
     """
 
     nbytes: float
@@ -28,7 +28,7 @@ class Stream(NamedTuple):
     memory: str = ""
     chains: int = 0
     cores: int = 1
-    handed: float | bool | None = None
+    handed: float | None = None
 
 
 class Layer(NamedTuple):

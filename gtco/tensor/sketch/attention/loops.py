@@ -89,6 +89,7 @@ class AttentionLoops:
         self.shape = sketch.shape(config)
         self.key_vectors, self.value_vectors = ceil(self.n / lanes), ceil(self.e / lanes)
         self.together = together_of(config)
+        self.asks_ahead = sketch.next_fits and self.together == 1
         self.height = self.shape.heights[0]
         rows = self.together * self.height
         self.ld_scores = self.key_vectors * lanes + (
@@ -129,7 +130,7 @@ class AttentionLoops:
             heads = [int(d) for d in self.op.type.shape[:-2]]
             place = reshape_index([task.batch], [self.batch], heads)
             batch = [em.let_index(i, "b") for i in place]
-            if self.sketch.next_fits:
+            if self.asks_ahead:
                 place = reshape_index([em.index(task.batch + 1)], [self.batch], heads)
                 self.next_batch = [em.let_index(i, "next") for i in place]
             pairs = self.kind.b.step > 1
@@ -214,7 +215,7 @@ class AttentionLoops:
 
         def softmax(start: Expr, base: Expr, rows: int) -> None:
             with em.loop(rows, "i") as i:  # a loop of its own: the weights wait for the maximum
-                if self.sketch.next_fits and self.together == 1:
+                if self.asks_ahead:
                     ask_for_next_head(self.reader, self.sketch, [*self.next_batch, start + i])
                 self.top_row(base + i, batch, start + i)
             with em.loop(rows, "i") as i:

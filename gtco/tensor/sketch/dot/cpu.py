@@ -101,10 +101,11 @@ class Dot:
         if not self.packings:
             units += 2 * v.n * steps / shape.task_blocks
         image = 4.0 * self.stage.types[v.op.inputs[0]].size
+        away = self.target.elsewhere
         block = Layer(
             shape.task_blocks,
-            (Stream(image / (shape.tasks * shape.task_blocks), image, handed=True),),
-            (Stream(4.0 * height * v.n, 4.0 * v.batch * v.m * v.n, handed=True),),
+            (Stream(image / (shape.tasks * shape.task_blocks), image, handed=away),),
+            (Stream(4.0 * height * v.n, 4.0 * v.batch * v.m * v.n, handed=away),),
         )
         behind, results = epilogue_vectors(self.tail, lanes), v.n * height / lanes
         beside = (Extra("vector", results, behind.vector), Extra("exp", results, behind.exp))

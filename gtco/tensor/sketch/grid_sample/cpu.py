@@ -147,7 +147,7 @@ class GridSample:
                 Stream(4.0 * channels * taps, whole, chains=self.corners),
                 Stream(max(others, 0.0) / points, max(others, 1.0)),
             ),
-            (Stream(written / points, written, handed=True),),
+            (Stream(written / points, written, handed=self.target.elsewhere),),
         )
         flops = 2.0 * taps * prod(self.output)
         return Workload("fma", work, (point, Layer(1, (), (), tasks)), flops)

@@ -288,7 +288,7 @@ def streaming_workload(
         share = nbytes / tasks / per_task
         if constant:
             return Stream(share, resident, "DRAM")
-        return Stream(share, resident, cores=cores, handed=True)
+        return Stream(share, resident, cores=cores, handed=target.elsewhere)
 
     inner = Layer(per_task, tuple(stream(slow * n, c) for n, c in read), (stream(written),))
     each = slow / tasks / per_task

@@ -149,8 +149,11 @@ def workload(
     step = read * g.source[2] * chunk * g.strides[0]
     row = Layer(
         units / tasks,
-        (Stream(step, image, handed=True), Stream(step * max(g.kernel[0] - 1, 0), window_rows)),
-        (Stream(written * g.output[2] * chunk, written * prod(g.output), handed=True),),
+        (
+            Stream(step, image, handed=target.elsewhere),
+            Stream(step * max(g.kernel[0] - 1, 0), window_rows),
+        ),
+        (Stream(written * g.output[2] * chunk, written * prod(g.output), handed=target.elsewhere),),
     )
     flops = 2.0 * prod(g.output) * prod(g.kernel) * inputs
     beside = (Extra("vector", outputs, behind.vector), Extra("exp", outputs, behind.exp))
