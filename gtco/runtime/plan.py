@@ -198,39 +198,3 @@ class Cover:
 def round_up(nbytes: int) -> int:
     """The least multiple of the alignment that is not less."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def plan_arena(lifetimes: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """The offset of each tensor in the arena, and the arena's bytes.
-
-    A tensor is ``(nbytes, first_step, last_step)``, both steps inclusive.
-
-    Greedy by size, best fit: the largest tensor first, each into the smallest gap between the
-    tensors placed before it that live at the same time (Pisarchyk and Lee, "Efficient Memory
-    Management for Deep Neural Net Inference", 2020, Section 5.2). Offsets and the total are
-    multiples of 64; tensors that live at once never overlap.
-    """
-    offsets = [0] * len(lifetimes)
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last; sorted by offset
-    total = 0
-    for index in sorted(
-        range(len(lifetimes)), key=lambda i: (-lifetimes[i][0], lifetimes[i][1], i)
-    ):
-        nbytes, first, last = lifetimes[index]
-        size = round_up(nbytes)
-        if size == 0:
-            continue
-        best, best_gap, end = None, None, 0
-        for other_offset, other_end, other_first, other_last in placed:
-            if other_last < first or last < other_first:
-                continue
-            gap = other_offset - end
-            if gap >= size and (best_gap is None or gap < best_gap):
-                best, best_gap = end, gap
-            end = max(end, other_end)
-        offset = end if best is None else best
-        offsets[index] = offset
-        placed.append((offset, offset + size, first, last))
-        placed.sort()
-        total = max(total, offset + size)
-    return offsets, total

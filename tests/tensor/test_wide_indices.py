@@ -18,9 +18,9 @@ from tvm.sym import Analyzer
 
 import gtco.tensor.stage
 from gtco.driver.backend import backend_of
+from gtco.driver.linking.arena import plan_arena
 from gtco.graph.graph import Graph
 from gtco.machine.target import target
-from gtco.runtime.plan import plan_arena
 from gtco.support.errors import ShapeError
 from gtco.tensor.emit.emitter import operands
 from gtco.tensor.sketch import space_of
@@ -273,8 +273,9 @@ def test_what_tvm_writes_is_refused_by_name() -> None:
 def test_the_plan_of_memory_is_wide() -> None:
     """Three tensors of 2^31 or more elements; two of them live at once."""
     nbytes = 4 * (BORDER + 64)
-    offsets, total = plan_arena([(nbytes, 0, 1), (nbytes, 1, 2), (nbytes, 2, 3)])
-    assert total == 2 * nbytes and sorted(offsets) == [0, 0, nbytes]
+    for threads in (1, 2):
+        offsets, total = plan_arena([(nbytes, 0, 1), (nbytes, 1, 2), (nbytes, 2, 3)], threads)
+        assert total == 2 * nbytes and sorted(offsets) == [0, 0, nbytes]
 
 
 @pytest.mark.scheduled

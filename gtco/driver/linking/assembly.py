@@ -44,8 +44,7 @@ def assemble(
     - ``spilled`` (GPUs): by architecture, the bytes that the persistent kernel would spill, if it
       was left out for that.
     """
-    gpu = isinstance(target, GpuTarget)
-    places = placed(graph, generated.stages, generated.kernels if gpu else {})
+    places = placed(graph, generated.stages, generated.kernels, target)
     weights = Weights(graph.constants)
     common: dict[str, Any] = {
         "name": name,

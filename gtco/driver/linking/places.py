@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 import numpy as np
 
 from gtco.codegen.jobs import GpuKernel, Kernel
+from gtco.driver.linking.arena import plan_arena
 from gtco.graph.graph import Graph
-from gtco.runtime.plan import BufferRef, plan_arena, round_up
+from gtco.machine.target import Machine, Target
+from gtco.runtime.plan import BufferRef, round_up
 from gtco.tensor.packing import Packing
 from gtco.tensor.stage import Stage
 
@@ -52,7 +54,10 @@ def share_counters(every: Sequence[Places]) -> tuple[int, int]:
     return offset + nbytes, nbytes
 
 
-def placed(graph: Graph, stages: Sequence[Stage], kernels: Mapping[str, Kernel]) -> Places:
+def placed(
+    graph: Graph, stages: Sequence[Stage], kernels: Mapping[str, Kernel], target: Machine
+) -> Places:
+    """The places of a model's tensors in code for this machine."""
     first = {stage.output.output: i for i, stage in enumerate(stages)}
     last = dict(first)
     for i, stage in enumerate(stages):
@@ -70,7 +75,8 @@ def placed(graph: Graph, stages: Sequence[Stage], kernels: Mapping[str, Kernel])
             # a stage that was cut into operators makes tensors that are not in the graph
             *((stages[first[n]].output.type.nbytes, first[n], last[n]) for n in inner),
             *((kernel.scratch, i, i) for i, kernel in together.items()),
-        ]
+        ],
+        target.cores if isinstance(target, Target) else 1,
     )
     refs = [BufferRef("arena", o) for o in offsets]
     places = Places(zip(inner, refs[: len(inner)], strict=True))

@@ -52,7 +52,6 @@ def assemble_variants(
     (:class:`gtco.driver.sizes.shared.Shared`) are packed once for each layout. Takes the constants
     out of the graphs, as :func:`assemble` does.
     """
-    gpu = isinstance(target, GpuTarget)
     constants: dict[str, np.ndarray] = {}
     names: list[dict[str, str]] = []
     by_id: dict[int, str] = {}
@@ -66,7 +65,7 @@ def assemble_variants(
     weights = Weights(constants)
     kernels: dict[str, Kernel] = {}
     variants = []
-    every = [placed(p.graph, p.generated.stages, p.generated.kernels if gpu else {}) for p in parts]
+    every = [placed(p.graph, p.generated.stages, p.generated.kernels, target) for p in parts]
     arena_bytes, counters = share_counters(every)
     for number, (part, own, places) in enumerate(zip(parts, names, every, strict=True)):
         made = part.generated
