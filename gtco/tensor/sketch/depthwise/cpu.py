@@ -102,8 +102,9 @@ class Depthwise:
             return work
         chunk, each = config["channels"], WIDENING + SHIFTING * (len(self.op.inputs) > 3)
         # the chunks that the tasks begin, and those that begin within a task
-        count = ceil(window.rows_count(self.geometry, chunk) / config["rows"])
-        count += self.geometry.output[0] * ceil(self.geometry.output[3] / chunk) - 1
+        rows = window.rows_count(self.geometry, chunk)
+        count = ceil(rows / config["rows"]) - 1
+        count += rows // window.band_height(self.geometry, chunk, self.target.cores)
         vectors = self.taps * ceil(chunk / self.target.lanes)
         return work._replace(extra=(*work.extra, Extra("vector", count, each * vectors)))
 
@@ -139,7 +140,8 @@ class Depthwise:
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         behind = cost.epilogue_vectors(self.tail, self.target.lanes)
         rolled = behind.total > window.LONG_EPILOGUE
-        loops = window.WindowLoops(self.geometry, self.op.inputs[0], self.tail, config, rolled)
+        of = self.geometry, self.op.inputs[0], self.tail
+        loops = window.WindowLoops(*of, config, self.target.cores, rolled)
         scratch = self.scratch(config)
 
         def body(em: Emitter, args: KernelArguments) -> None:

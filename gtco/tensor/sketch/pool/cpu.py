@@ -95,7 +95,7 @@ class Pool:
         if self.in_rows:
             loops = pool_rows.PoolRows(*of, config["rows"])
         else:
-            loops = window.WindowLoops(*of, config)
+            loops = window.WindowLoops(*of, config, self.target.cores)
 
         def body(em: Emitter, args: KernelArguments) -> None:
             loops.emit(em, args, Reader(self.stage, em, args.inputs), what)

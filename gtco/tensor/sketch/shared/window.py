@@ -3,8 +3,8 @@ convolution and pooling, structure SSRS.
 
 Channels last (vectors run along channels)::
 
-    for task in images x channel chunks x output rows:        # parallel
-      prepare the taps of the chunk, once a task              # weights of 8 bits are widened
+    for task in images x bands of output rows x channel chunks x rows:        # parallel
+      prepare the taps of the chunk, once a task and band     # weights of 8 bits are widened
       for block of output columns, then the odd ones:         # those at the borders with fewer taps
         for vector of channels in the chunk:
           accumulators[column] = start                        # in registers
@@ -12,6 +12,8 @@ Channels last (vectors run along channels)::
             for input column of the block, for (column, kw) that it serves:
               accumulators[column] = combine(accumulators[column], x, weight)   # one load of x
           epilogue(accumulators) -> output
+
+Each thread has bands of rows of its own, as in the stages before and behind that are cut by rows.
 
 Channels first: vectors run along the output's columns, a channel a row.
 """
@@ -40,6 +42,7 @@ from gtco.tensor.stage import Operator, Stage, item_bytes
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 LONG_EPILOGUE = 8.0  # vector instructions of an epilogue that is worth a loop over the columns
+LEAST_BAND = 4  # rows; the rows at its border are read for two bands
 BLOCK_COST = 8.0  # the start of a block of columns takes the time of so many vector operations
 
 
@@ -104,6 +107,18 @@ def rows_count(g: Geometry, chunk: int) -> int:
     return g.output[0] * ceil(g.output[3] / chunk) * g.output[1]
 
 
+def band_height(g: Geometry, chunk: int, cores: int) -> int:
+    """The rows of an image whose chunks of channels are all done before the next rows: so many that
+    the bands of all images can be dealt out to the cores, or else all rows.
+    """
+    images, height, _, channels = g.output
+    if g.layout == "NHWC" and channels > chunk:
+        for rows in range(height, LEAST_BAND - 1, -1):
+            if height % rows == 0 and images * height // rows % cores == 0:
+                return rows
+    return height
+
+
 class Around(NamedTuple):
     """What a stage does around its window: vector instructions on one vector before it and behind
     it, and the bytes of an element as it is read and written.
@@ -147,13 +162,18 @@ def workload(
     image = read * prod(g.source)
     window_rows = read * g.source[2] * chunk * (g.kernel[0] + 1)
     step = read * g.source[2] * chunk * g.strides[0]
+    bands = g.output[0] * g.output[1] // band_height(g, chunk, target.cores)
+    dealt = bands % target.cores == 0 or chunk >= g.output[3]
+    # cut by rows, as the stages around it are
+    by_rows = g.layout == "NHWC" and dealt and tasks >= target.cores
+    handed = 0.0 if by_rows else target.elsewhere
     row = Layer(
         units / tasks,
         (
-            Stream(step, image, handed=target.elsewhere),
+            Stream(step, image, handed=handed),
             Stream(step * max(g.kernel[0] - 1, 0), window_rows),
         ),
-        (Stream(written * g.output[2] * chunk, written * prod(g.output), handed=target.elsewhere),),
+        (Stream(written * g.output[2] * chunk, written * prod(g.output), handed=handed),),
     )
     flops = 2.0 * prod(g.output) * prod(g.kernel) * inputs
     beside = (Extra("vector", outputs, behind.vector), Extra("exp", outputs, behind.exp))
@@ -179,11 +199,17 @@ class WindowLoops:
     scratch = Scratch(())
 
     def __init__(
-        self, g: Geometry, source: str, tail: Epilogue, config: Config, rolled: bool = False
+        self,
+        g: Geometry,
+        source: str,
+        tail: Epilogue,
+        config: Config,
+        cores: int,
+        rolled: bool = False,
     ) -> None:
         self.g, self.source, self.tail, self.rolled = g, source, tail, rolled
         self.columns, self.chunk, self.rows = config["columns"], config["channels"], config["rows"]
-        self.units = rows_count(g, self.chunk)
+        self.units, self.band = rows_count(g, self.chunk), band_height(g, self.chunk, cores)
         self.tasks = ceil(self.units / self.rows)
 
     def emit(self, em: Emitter, args: KernelArguments, reader: Reader, taps: Taps) -> None:
@@ -191,11 +217,13 @@ class WindowLoops:
         g = self.g
         chunks = ceil(g.output[3] / self.chunk)
         with tasks_of_rows(em, args, self.units, self.rows) as unit:
-            n, chunk, y = unflatten(em, unit, (g.output[0], chunks, g.output[1]))
+            shape = (g.output[0], g.output[1] // self.band, chunks, self.band)
+            n, band, chunk, local = unflatten(em, unit, shape)
+            y = em.let_index(band * self.band + local, "y")
             start, extent = kernel_rows(em, g, y)
-            # the first row of a task, or of a chunk of channels
-            alone = self.rows == 1 or isinstance(y, int)
-            self.first = True if alone else tirx.any(floormod(unit, self.rows) == 0, y == 0)
+            # the first row of a task, or of a chunk of channels in a band
+            alone = self.rows == 1 or isinstance(local, int)
+            self.first = True if alone else tirx.any(floormod(unit, self.rows) == 0, local == 0)
             if g.layout == "NCHW":
                 taps.prepare(em, self.first, chunk, 1)
                 self.channel_first_row(n, chunk, y, start, extent)
