@@ -3,7 +3,7 @@ cache.
 
 ::
 
-    for task in (batch, head) x row chunks:                       # parallel
+    for task in batch x row chunks x heads:                       # parallel
       pack K transposed [n / lanes, d, lanes], V [n, e]           # once a task, stays in L2
       for block of mr (or mr - 1) query rows:
         scores[mr, n] = scale * Q[mr, d] x K^T[d, n]              # micro-kernel, L1
@@ -138,7 +138,7 @@ class Attention(AttentionFacts):
         steps = (keys * packed_steps(d, tile.kind)[0], values * packed_steps(n, tile.kind)[0])
         operands, scores = 4.0 * lanes * sum(steps), 4.0 * height * n
         own, together = ceil(blocks / chunks), together_of(config)
-        stores = (Stream(item_out * height * e, item_out * m * e, handed=self.target.elsewhere),)
+        stores = (Stream(item_out * height * e, item_out * m * e, handed=self.foreign(chunks)),)
         if together == 1:
             # Beside tiles, whose products take little time, scores count: they are stored, read for
             # their maximum and for the weights, and these are stored and read with each part of V.
@@ -161,7 +161,7 @@ class Attention(AttentionFacts):
                 Layer(own / passes, loads, (*stores, passing[1], again)),
                 Layer(passes, (Stream(operands, operands + held),)),
             ]
-        keys_values = Stream(self.read_bytes, b * self.read_bytes, handed=self.target.elsewhere)
+        keys_values = Stream(self.read_bytes, b * self.read_bytes, handed=self.foreign(1))
         task = Layer(1, (keys_values,), (), b * chunks, overlapped=False)
         behind = epilogue_vectors(self.tail, lanes)
         row = replace(tile, rows=ceil(height), vectors=min(tile.vectors, values))

@@ -45,6 +45,18 @@ class AttentionFacts:
         tile = MicroKernel.parse(config["tile"], self.target.lanes)
         return cut(batch, m, 1, tile.rows, 1, config["chunks_m"], 1, tile.kind.in_tiles)
 
+    @property
+    def side_by_side(self) -> int:
+        """The heads of a sample, whose queries lie in the same rows."""
+        return int(([1, *self.op.type.shape])[-3])
+
+    def foreign(self, chunks: int) -> float:
+        """The share of what tasks read or write that lies with other cores, if all heads of a
+        sample are cut into so many chunks of rows.
+        """
+        samples = self.extents[0] // self.side_by_side
+        return max(0.0, 1.0 - samples * chunks / self.target.cores)
+
     @cached_property
     def next_fits(self) -> bool:
         """True if L2 holds K and V of a head in scratch and q, k and v of the next one, if any."""

@@ -126,8 +126,8 @@ class AttentionLoops:
             prepared(em, self.tile, shape.heights[0]),
             em.range(args.begin, args.end, "task") as number,
         ):
-            task = shape.task(em, number)
             heads = [int(d) for d in self.op.type.shape[:-2]]
+            task = shape.task(em, self.head_first(number))
             place = reshape_index([task.batch], [self.batch], heads)
             batch = [em.let_index(i, "b") for i in place]
             if self.asks_ahead:
@@ -144,6 +144,17 @@ class AttentionLoops:
                 this = em.let_index(task.first_block + block, "this")
                 start = em.let_index(shape.first_row(this), "start")
                 shape.by_height(em, this, partial(self.row_block, batch, start))
+
+    def head_first(self, number: Expr) -> Expr:
+        """The number that a task has where chunks of rows count before heads. A thread has all
+        heads of its rows, as in the stages before and behind that are cut by rows.
+        """
+        heads, chunks = self.sketch.side_by_side, self.shape.chunks_m
+        if 1 in (heads, chunks):
+            return number
+        self.em.bind(number, self.shape.tasks)
+        head, rest = number % heads, number // heads
+        return self.em.let_index((rest // chunks * heads + head) * chunks + rest % chunks, "task")
 
     def passes(self, batch: list[Expr], task: Task) -> None:
         """The blocks of a task, so many together share a pass over the keys, and one over the
