@@ -16,6 +16,7 @@ from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sizes.sharing import ALONE, alike
 from gtco.tensor.stage import Operator, TensorType, make_attrs, make_stage
+from tests.by_constants import by_constants
 
 STEPS, SIZE, HIDDEN = 12, 10, 24
 
@@ -54,7 +55,7 @@ OPTIONS: Any = {"threads": 2, "tune": "off", "cache": False}
 @pytest.fixture(scope="module", params=["LSTM", "GRU"])
 def compiled(request: pytest.FixtureRequest) -> Iterator[tuple[str, CompiledModel]]:
     model = recurrent(request.param)
-    with compile_model(model, shapes={"length": STEPS}, **OPTIONS) as made:
+    with by_constants(), compile_model(model, shapes={"length": STEPS}, **OPTIONS) as made:
         yield request.param, made
 
 

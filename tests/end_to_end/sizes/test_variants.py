@@ -21,18 +21,15 @@ from gtco.compiler import compile_model, compile_to_file
 from gtco.driver.compiled import CompiledModel
 from gtco.driver.sizes.dimensions import open_dimensions
 from gtco.driver.sizes.variants import renamed, symbolic
-from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.writing.linking import write_artifact
-from gtco.search.calibration import profile
-from gtco.search.calibration.profile import MachineTable
-from gtco.search.calibration.rates import RateTable
 from gtco.support.errors import InputError, OptionError, ShapeError
 from gtco.support.options import Tune
 from gtco.support.sizes import fixed_sizes, sizes_of_variants
+from tests.by_constants import by_constants
 from tests.golden.test_plan import TOKENS, WIDTH, tiny
 from tests.runtime.test_models import compile_kernels
 
@@ -87,15 +84,7 @@ def convolution(*, channels: int = 5) -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[CompiledModel]:
-    """Priced by constants. By a table that was measured beside other tests, one layout of a weight
-    may be as good as the best of each size.
-    """
-
-    def constants(machine: Target, *_: object) -> MachineTable:
-        return MachineTable(RateTable(machine))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile, "machine_table", constants)
+    with by_constants():  # else one layout of a weight may be as good as the best of each size
         with compile_model(batched(), dims={"batch": BATCHES}, threads=2, verify=True) as model:
             yield model
 
