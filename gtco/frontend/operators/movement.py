@@ -97,14 +97,22 @@ def slice_(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def top_k(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """TopK of opset 10, where k became an input: TVM looks for an attribute until opset 11. And
-    TopK in any order (``sorted`` 0), which the sorted one is too.
+    """TopK of opset 10, where k became an input: TVM looks for an attribute until opset 11. TopK in
+    any order (``sorted`` 0), which the sorted one is too. And TopK of no elements: to Relax's
+    ``topk``, 0 means all.
     """
     count = constant_of(inputs[1]) if len(inputs) > 1 else None
-    if count is None or ("largest" in attrs and attrs.get("sorted", 1)):
+    if count is None:
         return None
     along, largest = int(attrs.get("axis", -1)), bool(attrs.get("largest", 1))
     k = int(count.item())
+    if k == 0:
+        shape = list(shape_of(inputs[0]))
+        shape[along] = 0
+        dtypes = (inputs[0].ty.dtype, "int64")
+        return relax.Tuple([builder.emit(relax.op.zeros(shape, dtype)) for dtype in dtypes])
+    if "largest" in attrs and attrs.get("sorted", 1):
+        return None
     return relax.op.topk(inputs[0], k, along, ret_type="both", largest=largest, dtype="int64")
 
 

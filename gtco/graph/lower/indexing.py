@@ -120,12 +120,17 @@ def _columns(lowering: Lowering, indices: str, sizes: Sequence[int]) -> list[str
 
 def _counted_up(lowering: Lowering, indices: str, extent: int) -> str:
     """The indices with negative ones made positive, if there may be some."""
-    op = lowering.graph.producer(indices)
-    while op is not None and op.kind in ("reshape", "cast"):
-        op = lowering.graph.producer(op.inputs[0])
-    if op is not None and op.kind in PLACES:
+    if _are_places(lowering, indices):
         return indices
     return _not_negative(lowering, indices, extent)
+
+
+def _are_places(lowering: Lowering, tensor: str) -> bool:
+    """True if the numbers are the places of elements along an axis."""
+    op = lowering.graph.producer(tensor)
+    while op is not None and op.kind in ("reshape", "cast", "permute"):
+        op = lowering.graph.producer(op.inputs[0])
+    return op is not None and op.kind in PLACES
 
 
 def signed(lowering: Lowering, indices: str) -> str:
@@ -254,15 +259,17 @@ def _best(
     """The values and indices of the best ``k`` along the axis, which is moved to the end; and the
     permutation back.
     """
-    shape = _shape(lowering, x)
-    if lowering.type(x).dtype not in ORDERED or 0 in shape or not shape:
+    shape, dtype = _shape(lowering, x), lowering.type(x).dtype
+    places = dtype == "int64" and _are_places(lowering, x)  # as in argsort(argsort(x))
+    if (dtype not in ORDERED and not places) or 0 in shape or not shape:
         return None
     axis %= len(shape)
     there = (*(a for a in range(len(shape)) if a != axis), axis)
     back = tuple(sorted(range(len(shape)), key=there.__getitem__))
     last = lowering.permute(x, there)
     k = min(k, shape[axis]) if k > 0 else shape[axis]
-    indices = lowering.emit("topk", (last,), k=k, largest=int(largest))
+    ordered = _as(lowering, last, "int32") if places else last
+    indices = lowering.emit("topk", (ordered,), k=k, largest=int(largest))
     flat = _elements(
         lowering, _shape(lowering, last), indices, len(shape) - 1, _counting(lowering, x)
     )

@@ -137,6 +137,20 @@ def test_the_largest_in_any_order() -> None:
     np.testing.assert_array_equal(np.take_along_axis(x, places, 1), values)
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_the_largest_none(axis: int) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]> g (float[3,9] x)
+            => (float[a,b] y, int64[a,b] z) {{ y, z = TopK<axis={axis}>(x, k) }}"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "k"))
+    x = np.zeros((3, 9), np.float32)
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    got = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
+    for mine, its in zip(got, wanted, strict=True):
+        assert mine.shape == its.shape and mine.dtype == its.dtype and not mine.size
+
+
 def test_a_maximum_of_single_pixels_is_refused() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 9, opset_import: ["": 18]>

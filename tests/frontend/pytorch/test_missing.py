@@ -44,6 +44,23 @@ def test_equal_elements_stay_in_order(dim: int, descending: bool) -> None:
     _check(lambda x: torch.argsort(x, stable=True, dim=dim, descending=descending), x)
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_places_are_ordered_too(dim: int) -> None:
+    """Masked autoencoders put tokens back with the inverse of a permutation. A kernel orders them,
+    not Relax, whose call would have the size of the batch in its attributes.
+    """
+    x = torch.randn(4, 7, 5)
+
+    def inverse(x: Tensor) -> Any:
+        places = torch.argsort(x, dim=dim)
+        return torch.argsort(places, dim=dim), torch.sort(places, dim=dim, descending=True).values
+
+    _check(inverse, x)
+    graph = lower(load_pytorch(Function(inverse), (x,), simplify=False))
+    kinds = [op.kind for op in graph.operators.values()]
+    assert kinds.count("topk") == 3 and "relax" not in kinds
+
+
 def test_a_number_is_in_order() -> None:
     _check(lambda x: torch.sort(x, stable=True), torch.tensor(3.0))
 
