@@ -148,7 +148,6 @@ def test_a_sum_of_booleans_is_either() -> None:
     _check(lambda x: x + True, torch.rand(3, 4) > 0.5)
 
 
-
 @pytest.mark.parametrize(
     "function",
     [
