@@ -15,7 +15,8 @@ Gap = tuple[int, int]  # the begin and the end of memory that is free at all ste
 Choose = Callable[[int, int, Sequence[Gap], int], int]
 
 ENDLESS = 1 << 62
-GROWTH = 1.25  # the arena that keeps owners is at most so many times as large as the tightest one
+GROWTH = 4 / 3  # the arena that keeps owners is at most so many times as large as the tightest one
+KEPT = 0.3  # what a byte counts that stays with its thread, whose caches may still have it
 PARTS = 8  # of a tensor that are told apart; threads side by side often share a cache
 NEIGHBOURS = 32  # tensors nearest in time that a place is compared with
 
@@ -36,9 +37,12 @@ def plan_arena(lifetimes: Sequence[Lifetime], threads: int = 1) -> tuple[list[in
     tightest = _placed(lifetimes, lambda _, __, gaps, ___: _smallest(gaps))
     if threads == 1:
         return tightest
-    owners = _Owners(lifetimes, min(threads, PARTS), tightest[1])
-    kept = _placed(lifetimes, owners.choose)
-    return kept if kept[1] <= GROWTH * tightest[1] else tightest
+    most = GROWTH * tightest[1]
+    for room in most, tightest[1]:
+        kept = _placed(lifetimes, _Owners(lifetimes, min(threads, PARTS), room).choose)
+        if kept[1] <= most:
+            return kept
+    return tightest
 
 
 def _placed(lifetimes: Sequence[Lifetime], choose: Choose) -> tuple[list[int], int]:
@@ -73,11 +77,10 @@ def _smallest(gaps: Sequence[Gap]) -> int:
 
 
 class _Owners:
-    """Chooses the place where the fewest bytes change their owner. ``room``: bytes that the arena
-    takes anyway.
+    """Chooses the place where the fewest bytes change their owner, within ``room`` bytes if it can.
     """
 
-    def __init__(self, lifetimes: Sequence[Lifetime], parts: int, room: int) -> None:
+    def __init__(self, lifetimes: Sequence[Lifetime], parts: int, room: float) -> None:
         nbytes, self.first, self.last = np.array(lifetimes, np.int64).reshape(-1, 3).T
         self.size = -(-nbytes // ALIGNMENT) * ALIGNMENT
         self.offset = np.full(len(nbytes), -1)  # -1: not placed yet
@@ -88,7 +91,7 @@ class _Owners:
         begin, end = self.offset[others], self.offset[others] + self.size[others]
         places = {gap for gap, _ in gaps} | {last - size for _, last in gaps[:-1]}
         middle = ((begin + end) // 2 - size // 2) // ALIGNMENT * ALIGNMENT
-        places.update(np.concatenate([begin, end - size, middle]).tolist())
+        places.update(np.concatenate([begin, end - size, middle, begin - size, end]).tolist())
         fit = [
             at
             for at in sorted(places)
@@ -116,12 +119,13 @@ class _Owners:
     def handed(
         self, places: np.ndarray, size: int, begin: np.ndarray, end: np.ndarray
     ) -> np.ndarray:
-        """The bytes of each place [p] that are another thread's part of each tensor [n], less those
-        that are the same thread's: the core's own caches may still have these. -> [p, n]
+        """The bytes of each place [p] that are another thread's part of each tensor [n], less a
+        share of those that are the same thread's. -> [p, n]
         """
         shared = np.minimum(places[:, None] + size, end) - np.maximum(places[:, None], begin)
         ours = places[:, None, None] + size * self.cuts
         theirs = begin[:, None] + (end - begin)[:, None] * self.cuts
         low = np.maximum(ours[..., :-1], theirs[:, :-1])
         high = np.minimum(ours[..., 1:], theirs[:, 1:])
-        return np.maximum(0, shared) - 2 * np.maximum(0.0, high - low).sum(-1)
+        same = np.maximum(0.0, high - low).sum(-1)
+        return np.maximum(0, shared) - (1.0 + KEPT) * same
