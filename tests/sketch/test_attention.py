@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -133,6 +134,23 @@ def test_blocks_that_share_passes(name: str, monkeypatch: pytest.MonkeyPatch) ->
         for config, kernel in build_each(sketch, chosen, machine):
             error = np.abs(kernel(*inputs) - want).max() / np.abs(want).max()
             assert error < 1e-5, f"{config.to_json()}: {error:.1e}"
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_chunks_of_rows_count_before_heads(samples: int) -> None:
+    """Each thread has all heads of its rows."""
+    machine, rng = replace(runnable("x86-64-v3"), cores=4), np.random.default_rng(fresh_seed())
+    stage = packed_heads(samples, 3, 61, 16, (samples, 3, 61, 61))
+    sketch = attention.match(stage, machine)
+    assert sketch is not None
+    assert [sketch.foreign(n) for n in (1, 2, 4)] == [1 - samples / 4, 1 - samples / 2, 0]
+    inputs = [rng.standard_normal(i.type.shape, dtype=np.float32) for i in stage.inputs]
+    want = reference(stage, inputs)
+    of_chunks = {c["chunks_m"]: c for c in configs(sketch)}
+    assert len(of_chunks) > 2
+    for config, kernel in build_each(sketch, list(of_chunks.values()), machine):
+        error = np.abs(kernel(*inputs) - want).max() / np.abs(want).max()
+        assert error < 1e-5, f"{config.to_json()}: {error:.1e}"
 
 
 def test_large_scores_do_not_overflow() -> None:

@@ -12,6 +12,7 @@ import pytest
 from gtco.machine.target import target
 from gtco.tensor.sketch import space_of
 from gtco.tensor.sketch.depthwise import cpu as depthwise
+from gtco.tensor.sketch.shared.window import band_height
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import (
     assert_close,
@@ -55,8 +56,9 @@ def conv(
     return op, {"x": TensorType(shape(*size)), "w": TensorType((channels, 1, *kernel))}
 
 
-def check(stage: Stage, name: str) -> None:
+def check(stage: Stage, name: str, cores: int = 0) -> None:
     machine = runnable(name)
+    machine = replace(machine, cores=cores or machine.cores)
     sketch = depthwise.match(stage, machine)
     assert sketch is not None
     seed = fresh_seed()
@@ -133,6 +135,21 @@ def test_weights_of_8_bits(case: str, name: str) -> None:
     op, types = CASES[case]
     for zeros in (False, True):
         check(in_bytes(make_stage([op], types, ["w"]), zeros), name)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("images", [1, 2])
+def test_bands_of_rows(images: int, cores: int) -> None:
+    """Chunks of channels, the last one narrow, of bands that can be dealt out to the cores."""
+    op, types = conv(150, (12, 5), images=images)
+    stage = make_stage([op], types, ["w"])
+    sketch = depthwise.match(stage, target("x86-64-v3"))
+    assert sketch is not None
+    height = band_height(sketch.geometry, 64, cores)
+    assert height == {(1, 2): 6, (1, 3): 4, (2, 3): 4, (2, 4): 6}.get((images, cores), 12)
+    assert band_height(sketch.geometry, 150, cores) == 12, "one chunk has the rows in order"
+    check(stage, "x86-64-v3", cores)
+    check(in_bytes(stage, True), "x86-64-v3", cores)
 
 
 def test_weights_of_8_bits_are_the_same_as_floats() -> None:
