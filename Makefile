@@ -12,6 +12,7 @@
 # make check-fuzz    mutated models and libraries for SECONDS (default 240): no crash, no traceback; SEED=N repeats a run
 # make check-random  20000 random graphs against ONNX Runtime, failures shrunk into build/random/:
 #             make check-random CHECK_FLAGS="--seconds 600 --seed 1" (python -m tests.random --help)
+# make check-rates   the whole test suite under a table of rates that is wrong by drawn factors; SEED=N draws others
 # make check-scheduled  all other tests that take minutes, one of them 13 GB; a part of them:
 #             make check-scheduled PYTEST_FLAGS="-k ctrl_c"
 # make docs   the pages of docs/ as a site, in build/site
@@ -37,7 +38,7 @@ DEMO := build/demo
 CODE := gtco models bench tests setup.py
 
 .PHONY: demo test lint docs bench check-models check-paper-models check-cuda check-arm check-fuzz check-random \
-  check-scheduled clean
+  check-rates check-scheduled clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
@@ -77,6 +78,10 @@ check-fuzz: $(VENV)/.test
 
 check-random: $(VENV)/.test
 	$(BIN)/python -m tests.random $(CHECK_FLAGS)
+
+check-rates: $(VENV)/.test
+	$(BIN)/python -m tests.wrong_rates $(or $(SEED),1) build/wrong-rates
+	GTCO_CACHE=$(CURDIR)/build/wrong-rates $(MAKE) test
 
 # Without the tests of the targets above.
 check-scheduled: $(VENV)/.test
