@@ -189,7 +189,7 @@ def import_skeleton(
         notes += [note] if note else []
     refuse_unsupported(skeleton)
     check_initializers(skeleton)
-    module, labels = _translate(skeleton)
+    module, labels = _translate(skeleton, unknown)
     names = [value.name for value in inputs_of(skeleton.graph)]
     parameters = {p.name: name for p, name in zip(module["main"].params, names, strict=True)}
     return ImportedModel(
@@ -298,9 +298,9 @@ def _type(value: onnx.ValueInfoProto) -> TensorType:
     return TensorType(tuple(dim.dim_value for dim in tensor.shape.dim), str(dtype))
 
 
-def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
+def _translate(model: onnx.ModelProto, unknown: set[str]) -> tuple[Any, dict[str, str]]:
     """The Relax module, and the nodes' names by Relax variable. The parameters are the graph's
-    inputs in order.
+    inputs in order. ``unknown``: the outputs whose types the file does not have.
     """
     from tvm import relax
 
@@ -318,5 +318,12 @@ def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
             raise UnsupportedError(
                 f"output '{value.name}' is not a tensor but a sequence of tensors; gtco returns "
                 "only tensors: make its elements outputs instead (SequenceAt, ConcatFromSequence)"
+            )
+        said = str(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        dtype = "int64" if isinstance(kind, relax.ShapeType) else str(kind.dtype)
+        if said != dtype and value.name not in unknown:
+            raise ModelError(
+                f"the file declares output '{value.name}' as {said}, but its nodes compute {dtype}: "
+                "correct the declaration, or end with a Cast"
             )
     return module, importer.labels

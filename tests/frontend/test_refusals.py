@@ -115,6 +115,15 @@ def test_what_is_not_supported_is_said(
         load_onnx(model(node, **inputs), simplify=False)
 
 
+@pytest.mark.parametrize("declared", ["float16", "int64", "bool"])
+def test_an_output_of_another_type_than_its_nodes_compute(declared: str) -> None:
+    """ONNX Runtime refuses such a file too."""
+    text = f"g (float[2] x) => ({declared}[2] y) {{ y = Relu(x) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {text}')
+    with pytest.raises(ModelError, match=f"'y' as {declared}, but its nodes compute float32"):
+        load_onnx(model, simplify=False)
+
+
 def test_groups_beyond_the_channels_are_refused_before_anything_is_made_of_them() -> None:
     """Ten thousand million groups once took all memory of the machine."""
     names, flags = ["x", "g", "b"], {"groups": 10**10, "activation": 0, "epsilon": 1e-5}

@@ -86,6 +86,19 @@ def test_the_newest_that_stood_stands() -> None:
     assert standing(rows[:1]) is None and standing([]) is None
 
 
+def test_a_text_is_not_mistaken_for_a_file_of_records(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    for line, said in [
+        (to_lines(some(1)), "is a text of records"),
+        (program_lines([matmul_stage(5)]), "is a text of records"),
+        ('{"name": "value"}', "not a database"),
+    ]:
+        text.write_text(line)
+        with pytest.raises(RecordError, match=said):
+            Records(text)
+        assert text.read_text() == line
+
+
 def test_text_and_back(tmp_path: Path) -> None:
     records = [*some(4), record(Config("x"), outcome="failed", seconds=None)]
     assert from_lines(to_lines(records), "text") == records

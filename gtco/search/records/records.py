@@ -62,6 +62,8 @@ COLUMNS = {
     "time": "TEXT NOT NULL",
     "machine": "TEXT NOT NULL DEFAULT ''",
 }
+# How lines begin of records, and of the programs of stages, in a text (its keys are in order).
+LINES = (b'{"circumstances": ', b'{"program": ')
 LATER = ("machine",)  # columns that files and texts from before do not have
 STAGES = "stages (key TEXT PRIMARY KEY, stage TEXT NOT NULL)"  # what they compute, as JSON
 
@@ -260,10 +262,10 @@ class Records:
         """Raises :class:`RecordError` for a text of records, which users mistake for the file."""
         try:
             with self.path.open("rb") as file:
-                begins = file.read(1)
+                begins = file.read(max(map(len, LINES)))
         except OSError:
             return  # SQLite says more
-        if begins == b"{":
+        if begins.startswith(LINES):
             raise RecordError(
                 f"{self.path} is a text of records, as gtco measure and gtco records export write: "
                 f"gtco records import {self.path.with_suffix('.records')} {self.path} makes a file "

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from gtco.search.records.records import LATER, Record, checked
+from gtco.search.records.records import LATER, LINES, Record, checked
 from gtco.support.errors import RecordError
 from gtco.tensor.stage import Stage
 
-RECORD = b'{"circumstances": '  # how a line of to_lines begins, as its keys are in order
+RECORD = LINES[0]  # how a line of to_lines begins
 PROGRAM = "program"  # the only field of a line that keeps what a stage computes
 
 
