@@ -323,7 +323,7 @@ def _translate(model: onnx.ModelProto, unknown: set[str]) -> tuple[Any, dict[str
         dtype = "int64" if isinstance(kind, relax.ShapeType) else str(kind.dtype)
         if said != dtype and value.name not in unknown:
             raise ModelError(
-                f"the file declares output '{value.name}' as {said}, but its nodes compute {dtype}: "
-                "correct the declaration, or end with a Cast"
+                f"the file declares output '{value.name}' as {said}, but its nodes compute "
+                f"{dtype}: correct the declaration, or end with a Cast"
             )
     return module, importer.labels

@@ -77,7 +77,9 @@ def _smallest(gaps: Sequence[Gap]) -> int:
 
 
 class _Owners:
-    """Chooses the place where the fewest bytes change their owner, within ``room`` bytes if it can."""
+    """Chooses the place where the fewest bytes change their owner, within ``room`` bytes if there
+    is one.
+    """
 
     def __init__(self, lifetimes: Sequence[Lifetime], parts: int, room: float) -> None:
         nbytes, self.first, self.last = np.array(lifetimes, np.int64).reshape(-1, 3).T
