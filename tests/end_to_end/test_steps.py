@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,14 @@ def test_the_values(compiled: tuple[str, CompiledModel]) -> None:
 
 
 def test_steps_share_kernels(compiled: tuple[str, CompiledModel]) -> None:
-    """Those that differ in which part of the sequence they read alone."""
+    """Those that differ in which part of the sequence they read alone. The first and the last steps
+    of both directions may be cut in another way.
+    """
     _, made = compiled
     products = [s for s in made.stages if "matmul" in s["operators"] and "slice" in s["operators"]]
     assert len({stage["key"] for stage in products}) >= STEPS
-    assert len({stage["kernel"] for stage in products}) <= STEPS / 2
+    [(_, uses)] = Counter(stage["kernel"] for stage in products).most_common(1)
+    assert uses >= 2 * (STEPS - 3)
 
 
 def test_a_library_is_the_same_each_time(tmp_path: Path) -> None:
