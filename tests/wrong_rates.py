@@ -10,7 +10,6 @@ picks that follow from one; :func:`tests.by_constants.by_constants` is for those
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -39,8 +38,8 @@ def main() -> None:
     data |= {"others": 0.0, "times": profile.MOST_TIMES}
     os.environ["GTCO_CACHE"] = str(folder)
     path = profile.cache_file(f"rates-{machine.mcpu}", profile.machine_key(machine))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data))
+    if wrong := profile.save(path, data):
+        sys.exit(wrong)
     if profile.cached(machine) is None:
         sys.exit(f"{path} is not read as a table of this machine")
     print(path)

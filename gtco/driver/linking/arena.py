@@ -82,9 +82,10 @@ class _Owners:
     """
 
     def __init__(self, lifetimes: Sequence[Lifetime], parts: int, room: float) -> None:
-        nbytes, self.first, self.last = np.array(lifetimes, np.int64).reshape(-1, 3).T
-        self.size = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        self.offset = np.full(len(nbytes), -1)  # -1: not placed yet
+        self.size = np.array([round_up(nbytes) for nbytes, _, _ in lifetimes], np.int64)
+        self.first = np.array([first for _, first, _ in lifetimes], np.int64)
+        self.last = np.array([last for _, _, last in lifetimes], np.int64)
+        self.offset = np.full(len(lifetimes), -1)  # -1: not placed yet
         self.room, self.cuts = room, np.arange(parts + 1) / parts
 
     def choose(self, index: int, size: int, gaps: Sequence[Gap], total: int) -> int:

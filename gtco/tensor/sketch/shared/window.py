@@ -113,9 +113,9 @@ def band_height(g: Geometry, chunk: int, cores: int) -> int:
     """
     images, height, _, channels = g.output
     if g.layout == "NHWC" and channels > chunk:
-        for rows in range(height, LEAST_BAND - 1, -1):
-            if height % rows == 0 and images * height // rows % cores == 0:
-                return rows
+        for bands in range(1, height // LEAST_BAND + 1):
+            if height % bands == 0 and images * bands % cores == 0:
+                return height // bands
     return height
 
 
