@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gtco.machine.isa import ISAS, X86_64, Isa
@@ -92,7 +93,12 @@ class Target:
         return 1.0 - 1.0 / self.cores
 
     def level(self, name: str) -> MemoryLevel:
-        return next(level for level in self.memory if level.name == name)
+        return self.levels[name]
+
+    @cached_property
+    def levels(self) -> dict[str, MemoryLevel]:
+        """The levels of memory by their names."""
+        return {level.name: level for level in self.memory}
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -89,10 +89,6 @@ class AnalyticPolicy(PricingPolicy):
         return 2.0 * self._fastest(operand) * self.target.cores
 
     @cached_property
-    def _levels(self) -> Mapping[str, MemoryLevel]:
-        return {level.name: level for level in self.target.memory}
-
-    @cached_property
     def _private(self) -> tuple[MemoryLevel, float]:
         """The outermost cache that each core has for itself, and the bytes of these caches on all
         cores.
@@ -265,16 +261,22 @@ class AnalyticPolicy(PricingPolicy):
             time += piece.count * piece.units / self.rates.rate(piece.kernel)
         tasks, waves = 1, 1.0
         for layer in work.layers:
-            tasks *= layer.parallel
-            waves *= self._waves(layer)  # eq. 6, 7
-        cores = min(self.target.cores, max(tasks, 1))
+            if layer.parallel > 1:
+                tasks *= layer.parallel
+                waves *= self._waves(layer)  # eq. 6, 7
+        cores = min(self.target.cores, tasks)
         # Seconds of transfers; the hidden ones go on beside computing.
         first = waiting = hidden = shown = 0.0
         for iterations, loads, stores, _, overlapped, _ in work.layers:
-            load = sum(self.transfer(stream, cores) for stream in loads)
-            store = sum(self.transfer(stream, cores) for stream in stores)
+            load = store = latency = 0.0
+            for stream in loads:
+                seconds, level = self._transfer(stream, cores)
+                load += seconds
+                latency = max(latency, level.latency if stream.nbytes else 0.0)
+            for stream in stores:
+                store += self._transfer(stream, cores)[0]
             if load:
-                first += max(self.source(s).latency for s in loads if s.nbytes)  # eq. 2
+                first += latency  # eq. 2
             time *= iterations
             waiting = iterations * (waiting + store + (0.0 if overlapped else load))
             hidden = iterations * (hidden + (load if overlapped else 0.0))
@@ -283,7 +285,7 @@ class AnalyticPolicy(PricingPolicy):
         step = shown + max(time, hidden) + (1 - HIDDEN) * min(time, hidden)  # eq. 5
         apart = UNEVEN if tasks > 1 else 0.0
         time = (waves + apart) * (first + waiting + step)
-        return time, ceil(tasks / self.target.cores) / max(tasks, 1)
+        return time, ceil(tasks / self.target.cores) / tasks
 
     def _waves(self, layer: Layer) -> float:
         """The time of all tasks in that of the largest one, if each core takes the next task as
@@ -297,20 +299,38 @@ class AnalyticPolicy(PricingPolicy):
         """T_load or T_store (eq. 2) of one iteration, of one core. Level 0 is measured with its
         operands in L1, so what comes from there takes no further time.
         """
-        if not stream.nbytes:
-            return 0.0
-        if stream.handed is not None and self.target.cores > 1:
+        return self._transfer(stream, cores)[0]
+
+    def _transfer(self, stream: Stream, cores: int) -> tuple[float, MemoryLevel]:
+        """:meth:`transfer` and the :meth:`source`."""
+        nbytes, resident, memory, chains, dealt, handed = stream
+        level = nearest = self._usable[0][1]
+        if not nbytes:
+            return 0.0, level
+        if handed is not None and self.target.cores > 1:
             level = self.source(stream)
             readers = cores if level.name == "DRAM" else 1
-            return stream.nbytes * self._handed(stream, level, readers)
-        each = latency = 0.0  # seconds of a byte; those of a line of the outermost level
-        for share, level in self._shares(stream):
-            if level is not self.target.memory[0]:
-                each += share * (cores if level.name == "DRAM" else 1) / level.bandwidth
-            latency = level.latency
-        if stream.chains:
-            each = max(each, latency / CACHE_LINE / stream.chains)
-        return stream.nbytes * each
+            return nbytes * self._handed(stream, level, readers), level
+        each = 0.0  # seconds of a byte
+        if memory:
+            level = self.target.levels[memory]
+            if level is not nearest:
+                each = (cores if memory == "DRAM" else 1) / level.bandwidth
+        else:  # a cache that is too small for the working set still holds a part of it
+            held = 0.0
+            for usable, level in self._usable:
+                whole = resident if level.shared else resident / dealt
+                part = usable / whole if whole > usable else 1.0
+                if part > held:
+                    if level is not nearest:
+                        readers = cores if level.name == "DRAM" else 1
+                        each += (part - held) * readers / level.bandwidth
+                    held = part
+                if held == 1.0:
+                    break
+        if chains:
+            each = max(each, level.latency / CACHE_LINE / chains)
+        return nbytes * each, level
 
     def _handed(self, stream: Stream, level: MemoryLevel, readers: int) -> float:
         """Seconds for each byte that passes from stage to stage. Part of it comes out of the
@@ -325,28 +345,11 @@ class AnalyticPolicy(PricingPolicy):
     def source(self, stream: Stream) -> MemoryLevel:
         """The innermost level whose capacity holds the working set (eq. 1)."""
         if stream.memory:
-            return self._levels[stream.memory]
+            return self.target.levels[stream.memory]
         for usable, memory in self._usable:
             if (stream.resident if memory.shared else stream.resident / stream.cores) <= usable:
                 return memory
         raise AssertionError("DRAM holds everything")
-
-    def _shares(self, stream: Stream) -> Iterator[tuple[float, MemoryLevel]]:
-        """The levels that a stream comes from, inner to outer, each with its share of the bytes. A
-        cache that is too small for the working set still holds a part of it.
-        """
-        if stream.memory:
-            yield 1.0, self._levels[stream.memory]
-            return
-        held = 0.0
-        for usable, memory in self._usable:
-            resident = stream.resident if memory.shared else stream.resident / stream.cores
-            part = usable / resident if resident > usable else 1.0
-            if part > held:
-                yield part - held, memory
-                held = part
-            if held == 1.0:
-                return
 
 
 def _closest(sketch: Sketch, like: Mapping[str, Option]) -> Config | None:

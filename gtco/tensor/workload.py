@@ -4,7 +4,6 @@ around a micro-kernel (Helix's rKernel, Table 2), and the work beside them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -48,8 +47,7 @@ class Layer(NamedTuple):
     even: float = 1.0
 
 
-@dataclass(frozen=True)
-class Extra:
+class Extra(NamedTuple):
     """Level-0 work of another kind: ``count`` pieces (rows that are packed, vectors that are
     stored) of ``units`` each.
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, prod
 
 from gtco.tensor.analysis.images import nhwc, place
@@ -38,7 +39,7 @@ class Contraction:
     b_shape: tuple[int, ...]
     gathered: bool = False
 
-    @property
+    @cached_property
     def out_shape(self) -> tuple[int, ...]:
         return tuple(int(d) for d in self.op.type.shape)
 
@@ -170,7 +171,7 @@ class ConvView(Contraction):
         """Input height and width."""
         return nhwc(self.a_shape, self.op["layout"])[1:3]
 
-    @property
+    @cached_property
     def result(self) -> tuple[int, int, int]:
         """Images, output height and width."""
         return nhwc(self.out_shape, self.op["layout"])[:3]

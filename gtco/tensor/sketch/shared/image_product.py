@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from gtco.tensor.analysis.contraction import ConvView
 from gtco.tensor.sketch.shared.of_gemm import OfGemm
@@ -14,7 +15,7 @@ from gtco.tensor.sketch.shared.of_gemm import OfGemm
 class ImageProduct(OfGemm):
     """``product`` is a convolution."""
 
-    @property
+    @cached_property
     def view(self) -> ConvView:
         view = self.product.view
         assert isinstance(view, ConvView)

@@ -140,7 +140,7 @@ class Winograd(WinogradFacts):
         vectors_in = shape.chunks_n * tiles * ceil(depth / lanes)
         vectors_out = tiles * shape.panels * nest.row.vectors
         forth, back = self.instructions(size)
-        border = self.borders(size)
+        border = self.borders[size]
         made = nest.passes * shape.tasks * shape.task_panels * nest.row.vectors * depth
         extra = (
             Extra("fma", made * self.filtering(size) if self.widens else 0),

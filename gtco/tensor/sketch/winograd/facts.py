@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, prod
 
 from gtco.tensor.analysis.filtering import TAPS
@@ -42,8 +44,12 @@ class WinogradFacts(ImageProduct):
         width = self.view.result[2]
         return tuple(dict.fromkeys((min(size, width), width % size or min(size, width))))
 
-    def borders(self, size: int) -> float:
-        """The share of the tiles that read beyond the image."""
+    @cached_property
+    def borders(self) -> Mapping[int, float]:
+        """By the size of tiles, the share of them that read beyond the image."""
+        return {size: self._border(size) for size in TRANSFORMS}
+
+    def _border(self, size: int) -> float:
         inner = 1.0
         ends = self.view.op["padding"][:2]
         for before, extent, count in zip(ends, self.view.image, self.grid(size)[1:], strict=True):

@@ -43,7 +43,7 @@ class WinogradLoops(NestLoops):
         """The scratch that a thread keeps beside its registers."""
         yield from self.nest.pieces()
         yield Piece("outputs", (self.size, self.size, self.row.columns))
-        if self.sketch.borders(self.size):
+        if self.sketch.borders[self.size]:
             yield Piece("patch", (self.nest.positions, odd_lines(self.channels, "float32")))
 
     def feed(self, at: At) -> None:
@@ -115,7 +115,7 @@ class WinogradLoops(NestLoops):
                 lambda i, j, c: self.source(image, row + i, column + j, c),
             )
 
-        if not self.sketch.borders(self.size):
+        if not self.sketch.borders[self.size]:
             inside()
             return
         patch = self.arrays["patch"]
