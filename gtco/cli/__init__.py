@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from gtco.cli import (
+from gtco.cli.commands import (
     bench_command,
     candidates_command,
     compile_command,

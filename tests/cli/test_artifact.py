@@ -84,7 +84,7 @@ def test_a_wrong_shape_and_a_stranger_are_errors_with_exit_1(library, tmp_path, 
 
 def test_inspect_measures_every_stage(library, monkeypatch, capsys):
     monkeypatch.setattr(
-        "gtco.cli.inspect_command.measured_peak",
+        "gtco.cli.commands.inspect_command.measured_peak",
         lambda threads, precision: (Peak(threads, (5e8, 1e9), 0.0), None),
     )
     assert cli.main(["inspect", str(library), "--json"]) == 0

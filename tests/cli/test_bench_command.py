@@ -77,7 +77,7 @@ def test_bench_fails_where_a_peer_cannot_run(broken, timed, capsys):
 def test_peers_that_are_not_installed_are_left_out_by_default_and_named(
     absent, timed, monkeypatch, capsys
 ):
-    from gtco.cli import bench_command
+    from gtco.cli.commands import bench_command
 
     monkeypatch.setattr(bench_command, "find_spec", lambda name: None if name in absent else name)
     assert cli.main(["bench", "m.onnx"]) == 0

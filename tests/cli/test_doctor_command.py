@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 from gtco import cli
-from gtco.cli import doctor_command
+from gtco.cli.commands import doctor_command
 from gtco.machine.cores import allowed_cores
 from gtco.machine.target import target
 from gtco.machine.tiles import Tiles

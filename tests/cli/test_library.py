@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gtco import cli
-from gtco.cli.run_command import save
+from gtco.cli.commands.run_command import save
 from gtco.search.calibration.peak import Peak
 from gtco.support.errors import BuildError, InputError
 from tests.cli.stand_ins import compiler, model, peak

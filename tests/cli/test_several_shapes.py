@@ -163,7 +163,7 @@ def test_inspect_measures_each(
 @pytest.fixture
 def peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's peak is not measured here."""
-    from gtco.cli import inspect_command
+    from gtco.cli.commands import inspect_command
 
     monkeypatch.setattr(inspect_command, "measured_peak", lambda threads, precision: (None, "no"))
 

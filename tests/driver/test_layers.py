@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from gtco import cli
-from gtco.cli import compile_command
+from gtco.cli.commands import compile_command
 from gtco.compiler import compile_to_file
 from gtco.driver.cache.caching import cache_of
 from gtco.driver.linking import layers

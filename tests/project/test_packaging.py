@@ -21,7 +21,7 @@ import onnx
 import pytest
 import setuptools
 
-from gtco.cli.doctor_command import NEEDED, OPTIONAL
+from gtco.cli.commands.doctor_command import NEEDED, OPTIONAL
 from gtco.support.version import __version__
 from tests.cli.test_artifact import library
 from tests.driver.test_compiler import mlp

@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 import gtco
-from gtco.cli.quantize_command import check_output
+from gtco.cli.commands.quantize_command import check_output
 from gtco.frontend.onnx import read_onnx
 from gtco.quantization import writing
 from gtco.quantization.weights_only import quantize_weights

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from gtco.cli.quantize_command import outputs_table
+from gtco.cli.commands.quantize_command import outputs_table
 from gtco.quantization.tasks import class_maps, detections
 from gtco.quantization.verdict import OutputVerdict, compare
 from tests.quantization.models import Evaluated, images, quantized

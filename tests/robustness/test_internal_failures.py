@@ -297,7 +297,7 @@ def test_a_node_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_command_that_fails_gives_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gtco.cli.doctor_command.main", raising)
+    monkeypatch.setattr("gtco.cli.commands.doctor_command.main", raising)
     assert main(["doctor"]) == 1
     shown = capsys.readouterr().err
     assert "internal failure in gtco doctor: KeyError" in shown and "Traceback" not in shown

@@ -135,7 +135,8 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
 CALLED_BACK = """
 import sys, time
 import tvm_ffi
-from gtco.cli import doctor_command, main
+from gtco.cli import main
+from gtco.cli.commands import doctor_command
 def called():
     open(sys.argv[1], "w").close()
     time.sleep(300)
@@ -173,7 +174,7 @@ runpy.run_module("gtco", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("module", ["gtco.cli", "numpy.linalg", "gtco.cli.doctor_command"])
+@pytest.mark.parametrize("module", ["gtco.cli", "numpy.linalg", "gtco.cli.commands.doctor_command"])
 def test_ctrl_c_before_the_command_begins(module: str, root: Path, tmp_path: Path) -> None:
     child = start(root, tmp_path, WHILE_IMPORTING, module, "doctor")
     output, errors = child.communicate(timeout=200)

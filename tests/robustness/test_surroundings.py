@@ -15,7 +15,7 @@ import pytest
 
 import gtco
 from gtco import cli
-from gtco.cli import doctor_command
+from gtco.cli.commands import doctor_command
 from gtco.codegen import processes
 from gtco.codegen.jobs import Kernel
 from gtco.codegen.workers import Workers

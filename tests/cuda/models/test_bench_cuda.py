@@ -11,7 +11,7 @@ import pytest
 
 from bench.gpu.peers import bound
 from gtco.cli import main
-from gtco.cli.doctor_command import gpus_check
+from gtco.cli.commands.doctor_command import gpus_check
 from gtco.machine.gpu import ARCHITECTURES, gpu_target, target_of
 from gtco.support.errors import OptionError
 from tests.cuda.fake_driver import ILLEGAL_ADDRESS, FakeDriver

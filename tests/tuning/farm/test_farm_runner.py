@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.cli import farm_command
+from gtco.cli.commands import farm_command
 from gtco.machine import identity as module
 from gtco.machine.identity import Identity, governor, identity
 from gtco.machine.target import CPUS, Target, detect

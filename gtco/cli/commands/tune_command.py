@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gtco.cli import arguments, tuning_tables
-from gtco.cli.compile_command import add_made, compile_models
+from gtco.cli.commands.compile_command import add_made, compile_models
 from gtco.cli.console import Phases, say, show
 from gtco.cli.outputs import here
 from gtco.support.errors import OptionError

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.cli import arguments
+from gtco.cli.commands.run_command import add_threads
 from gtco.cli.console import say, size
 from gtco.cli.outputs import add_force, check_ours, here
-from gtco.cli.run_command import add_threads
 from gtco.runtime.publish import write_whole
 from gtco.support.errors import OptionError
 from gtco.support.options import check_apart

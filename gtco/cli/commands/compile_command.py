@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gtco.cli import arguments, tuning_tables
+from gtco.cli.commands.quantize_command import show_quantization
+from gtco.cli.commands.report_command import check_report, is_report, write_report
 from gtco.cli.console import Phases, milliseconds, say, show, size, text
 from gtco.cli.outputs import check_free, check_ours, libraries
-from gtco.cli.quantize_command import show_quantization
-from gtco.cli.report_command import check_report, is_report, write_report
 from gtco.cli.tables import Table
 from gtco.report.text import error_text
 from gtco.runtime.publish import weights_beside

@@ -1,0 +1,1 @@
+"""The commands of ``gtco``, one a file."""
