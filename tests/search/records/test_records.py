@@ -26,42 +26,17 @@ from gtco.search.analytic import AnalyticPolicy
 from gtco.search.recorded import RecordedPolicy
 from gtco.search.records import records as module
 from gtco.search.records.records import (
-    Outcome,
     Record,
     Records,
     circumstances,
     now,
 )
 from gtco.search.records.standing import last_ends, standing
-from gtco.search.records.text import RECORD, from_lines, program_lines, programs, to_lines
 from gtco.support.errors import RecordError
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
+from tests.search.records.some import HERE, MACHINE, record, some
 from tests.tuning.small import small_model
-
-MACHINE = target("x86-64-v3")
-HERE = circumstances(MACHINE)
-MOMENT = now()
-
-
-def record(
-    config: Config,
-    stage: str = "s",
-    outcome: Outcome = "taken",
-    seconds: float | None = 1e-3,
-    known: str = HERE,
-) -> Record:
-    text = json.dumps(config.to_json())
-    return Record(stage, "matmul", known, text, outcome, 2e-3, seconds, 0.5, 0.01, "", MOMENT)
-
-
-def some(n: int) -> list[Record]:
-    return [record(Config("gemm", (("tile", f"{i}x2"), ("kc", 7))), f"s{i % 3}") for i in range(n)]
-
-
-def matmul_stage(n: int) -> Stage:
-    given = StageInput("x", TensorType((n, 8))), StageInput("w", TensorType((8, 8)), True)
-    return Stage(given, (Operator("matmul", ("x", "w"), "y", TensorType((n, 8))),))
 
 
 def test_what_is_added_is_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
@@ -84,63 +59,6 @@ def test_the_newest_that_stood_stands() -> None:
     assert standing(rows) == b
     assert standing([*rows, record(c, outcome="taken"), record(b, outcome="beaten")]) == c
     assert standing(rows[:1]) is None and standing([]) is None
-
-
-def test_a_text_is_not_mistaken_for_a_file_of_records(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    for line, said in [
-        (to_lines(some(1)), "is a text of records"),
-        (program_lines([matmul_stage(5)]), "is a text of records"),
-        ('{"name": "value"}', "not a database"),
-    ]:
-        text.write_text(line)
-        with pytest.raises(RecordError, match=said):
-            Records(text)
-        assert text.read_text() == line
-
-
-def test_text_and_back(tmp_path: Path) -> None:
-    records = [*some(4), record(Config("x"), outcome="failed", seconds=None)]
-    assert from_lines(to_lines(records), "text") == records
-    assert to_lines(records).encode().startswith(RECORD)
-    with Records(tmp_path / "a") as base:
-        assert base.merge([*records, records[0]]) == 5
-        assert base.merge(records) == 0
-        assert base.all() == records
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "nonsense",
-        "[]",
-        "{}",
-        '{"a": 1}',
-        lambda d: d | {"outcome": "won"},
-        lambda d: d | {"seconds": "fast"},
-        lambda d: d | {"seconds": True},
-        lambda d: d | {"seconds": -1.0},
-        lambda d: d | {"seconds": float("nan")},
-        lambda d: d | {"predicted": -1},
-        lambda d: d | {"ratio": 10**400},
-        lambda d: d | {"label": "\ud800"},
-        lambda d: d | {"config": '{"sketch": 5}'},
-        lambda d: d | {"config": '{"sketch": "gemm", "tile": [6, 4]}'},
-        lambda d: d | {"predicted": []},
-        lambda d: d | {"stage": None},
-        lambda d: d | {"config": "{}"},
-        lambda d: d | {"config": "[1]"},
-        lambda d: d | {"circumstances": "x"},
-        lambda d: d | {"more": 1},
-        lambda d: {k: v for k, v in d.items() if k != "time"},
-        "[" * 100_000,
-    ],
-)
-def test_lines_that_are_no_records_are_named(line: object) -> None:
-    good = json.loads(to_lines(some(1)))
-    bad = line if isinstance(line, str) else json.dumps(line(good))  # type: ignore[operator]
-    with pytest.raises(RecordError, match="export, line 2, is not a record"):
-        from_lines(f"{json.dumps(good)}\n{bad}\n", "export")
 
 
 # files that are not as they should be ---------------------------------------------------------
@@ -218,50 +136,6 @@ def test_two_ends_within_a_second_are_two(tmp_path: Path) -> None:
     assert last_ends(rows) == rows[1:]
 
 
-def test_answers_in_the_place_of_records_are_to_be_imported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers, base = tmp_path / "answers.jsonl", tmp_path / "answers.records"
-    answers.write_text(to_lines(some(2)))
-    for create in (True, False):
-        with pytest.raises(RecordError, match=f"gtco records import {base} {answers} makes"):
-            Records(answers, create=create)
-    assert answers.read_text() == to_lines(some(2))
-    for empty in ("", "\n"):
-        (tmp_path / "empty.jsonl").write_text(empty)
-        assert main(["records", "import", str(base), str(answers), f"{tmp_path}/empty.jsonl"]) == 1
-        assert "empty.jsonl has no records" in capsys.readouterr().err
-    assert not base.exists()
-
-
-def test_exports_keep_what_stages_compute(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stages = [matmul_stage(n).canonical for n in (3, 4)]
-    base, export, again = tmp_path / "a.records", tmp_path / "a.jsonl", tmp_path / "b.records"
-    with Records(base) as records:
-        records.add([record(Config("gemm"), stage.key) for stage in stages])
-        records.remember(stages)
-    assert main(["records", "export", str(base)]) == 0
-    export.write_text(capsys.readouterr().out)
-    assert main(["records", "import", str(again), str(export)]) == 0
-    with Records(base) as one, Records(again) as other:
-        assert other.stages() == one.stages() == {s.key: s for s in stages}
-        assert other.all() == one.all()
-    assert main(["records", "export", "--standing", str(base)]) == 0
-    capsys.readouterr()
-
-
-def test_programs_stand_beside_records_in_a_text() -> None:
-    stage = matmul_stage(5)
-    text = program_lines([stage, stage]) + to_lines(some(3))
-    assert from_lines(text, "text") == some(3)
-    assert programs(text, "text") == [stage.canonical]
-    for wrong in ("7", "{}", '{"inputs": [], "operators": [["add"]]}', '{"inputs": 1}'):
-        with pytest.raises(RecordError, match="text, line 1, is not a record"):
-            programs(f'{{"program": {wrong}}}\n', "text")
-
-
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with Records(path) as records:
@@ -309,7 +183,7 @@ def test_a_row_that_is_no_record_is_an_error(
     assert "record" in said and "internal failure" not in said
 
 
-def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_what_was_there(root: Path, tmp_path: Path) -> None:
     """A limit on the file's size stands for the full disk: the system refuses SQLite's write in the
     same way.
     """
@@ -328,7 +202,6 @@ with Records({str(path)!r}) as records:
     except RecordError as error:
         print(error)
 """
-    root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120
     )
@@ -337,7 +210,7 @@ with Records({str(path)!r}) as records:
         assert len(records.all()) == 10
 
 
-def test_writers_at_once_and_killed_at_any_moment(tmp_path: Path) -> None:
+def test_writers_at_once_and_killed_at_any_moment(root: Path, tmp_path: Path) -> None:
     """Three processes write transactions of three rows and are killed at random moments. After this
     the file has whole transactions, in order, and as many as were reported.
     """
@@ -352,7 +225,6 @@ with Records({str(path)!r}) as records:
         print(n, flush=True)
         time.sleep(0.01)  # SQLite's lock is not fair: who never pauses may starve the others
 """
-    root = Path(__file__).resolve().parents[2]
     draw = random.Random(11)
     reported: dict[str, int] = {}
     for turn in range(2):

@@ -14,7 +14,7 @@ from gtco.search.records.standing import last_ends, only_standing, relative
 from gtco.search.records.text import from_lines, to_lines
 from gtco.support.errors import RecordError
 from gtco.tensor.space import Config
-from tests.search.test_records import matmul_stage, record
+from tests.search.records.some import matmul_stage, record
 
 A, B, C = (Config("gemm", (("kc", n),)) for n in (1, 2, 3))
 
