@@ -129,7 +129,10 @@ def _reason(node: Node, error: Exception) -> str:
         if name and name not in node.values:
             return f"its input '{name}' is known only at run time: make it a constant"
     if isinstance(error, AssertionError) and str(error).startswith("Missing outputs"):
-        return f"not all of its {len(node.proto.output)} outputs are supported"
+        kind = node.proto.op_type, node.proto.domain
+        formal = onnx.defs.get_schema(*kind).outputs if onnx.defs.has(*kind) else ()
+        names = [f"'{x}' ({y.name})" for x, y in zip(node.proto.output, formal, strict=False)]
+        return f"not all of its {len(node.proto.output)} outputs are supported: {', '.join(names)}"
     return ""
 
 

@@ -94,7 +94,7 @@ def test_a_node_that_breaks_a_rule_is_described() -> None:
         (
             helper.make_node("MaxPool", ["x"], ["v", "i"], name="p", kernel_shape=[2, 2]),
             {"x": (FLOAT, (1, 3, 4, 4))},
-            r"node 'p' \(MaxPool\) .*not all of its 2 outputs are supported",
+            r"'p' \(MaxPool\) .*not all of its 2 outputs are supported: 'v' \(Y\), 'i' \(Indices\)",
         ),
         (
             helper.make_node("DequantizeLinear", ["x", "s"], ["y"], name="d", axis=0, block_size=3),

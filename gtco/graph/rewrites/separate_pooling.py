@@ -14,7 +14,7 @@ from typing import Any
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by
-from gtco.graph.rewrites.quantized.quantized_pooling import meets_pixels
+from gtco.graph.windows import meets_pixels
 from gtco.tensor.stage import Operator, TensorType
 
 # The least rows and columns of a window that is taken apart. At 3 x 3 storing the maxima of columns

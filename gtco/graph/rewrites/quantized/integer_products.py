@@ -31,7 +31,7 @@ import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import MOVES, apply_rule, constant_value, moved
-from gtco.graph.rewrites.quantized.quantized_pooling import meets_pixels
+from gtco.graph.windows import meets_pixels
 from gtco.machine.target import Machine, Target
 from gtco.tensor.analysis.window import narrow_groups
 from gtco.tensor.intrinsics.table import kinds
