@@ -141,7 +141,7 @@ class AnalyticPolicy(PricingPolicy):
         found = tuple(self.candidates(sketch))
         works = [sketch.workload(config) for config in found]
         loops, shares = zip(*map(self._loops, works), strict=True)
-        counts = zip(*((piece.count for piece in work.extra) for work in works), strict=True)
+        counts = zip(*((piece.amount for piece in work.extra) for work in works), strict=True)
         return Candidates(
             found, np.array(loops), tuple(np.array(c, float) for c in counts), np.array(shares)
         )
@@ -241,7 +241,7 @@ class AnalyticPolicy(PricingPolicy):
     # equations 1 to 8 -----------------------------------------------------------------------------
     def seconds(self, work: Workload) -> float:
         """T_runtime (eq. 8)."""
-        extra = [(piece.kernel, piece.count, piece.units) for piece in (*work.extra, *work.fixed)]
+        extra = [(piece.kernel, piece.amount, piece.units) for piece in (*work.extra, *work.fixed)]
         return self._whole(*self._loops(work), extra)
 
     def _whole(self, loops: T, share: T, extra: Iterable[tuple[str, T, float]]) -> T:
@@ -258,7 +258,7 @@ class AnalyticPolicy(PricingPolicy):
         """
         time = work.work / self.rates.rate(work.kernel)  # eq. 3, from the table
         for piece in work.beside:
-            time += piece.count * piece.units / self.rates.rate(piece.kernel)
+            time += piece.amount * piece.units / self.rates.rate(piece.kernel)
         tasks, waves = 1, 1.0
         for layer in work.layers:
             if layer.parallel > 1:

@@ -48,12 +48,12 @@ class Layer(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """Level-0 work of another kind: ``count`` pieces (rows that are packed, vectors that are
+    """Level-0 work of another kind: ``amount`` pieces (rows that are packed, vectors that are
     stored) of ``units`` each.
     """
 
     kernel: str
-    count: float
+    amount: float
     units: float = 1.0
 
 

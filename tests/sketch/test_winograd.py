@@ -109,7 +109,7 @@ def test_weights_of_8_bits_are_priced_by_the_bytes_that_are_stored(size: int) ->
         return sum(s.nbytes for s in work.layers[1].loads) * work.layers[1].iterations
 
     assert weights(other) * 4 * TRANSFORMS[size].positions == pytest.approx(9 * weights(one))
-    assert sum(e.count * e.units for e in other.extra) > sum(e.count * e.units for e in one.extra)
+    assert sum(e.amount * e.units for e in other.extra) > sum(e.amount * e.units for e in one.extra)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -377,7 +377,7 @@ def test_stores_of_a_tile_where_channels_come_first_are_priced(size: int) -> Non
         assert sketch is not None
         config = next(c for c in configs(sketch) if c["m"] == size)
         extra = sketch.workload(config).extra
-        stores.append(sum(e.count * e.units for e in extra if e.kernel == "store"))
+        stores.append(sum(e.amount * e.units for e in extra if e.kernel == "store"))
     outputs = np.prod(shape)
     assert stores == [0, pytest.approx(16.0 * outputs / size)]
 
@@ -393,7 +393,7 @@ def test_tiles_at_a_border_are_dearer(size: int) -> None:
         assert sketch is not None
         config = next(c for c in configs(sketch) if c["m"] == size)
         extra = sketch.workload(config).extra
-        counts.append([e.count for e in extra if e.kernel == "fma"])
+        counts.append([e.amount for e in extra if e.kernel == "fma"])
     assert len(counts[0]) == len(counts[1])
     dearer = [b > p for b, p in zip(*counts, strict=True)]
     assert sum(dearer) == 2 and all(b >= p for b, p in zip(*counts, strict=True))

@@ -206,8 +206,8 @@ def units_of(work: Workload) -> dict[str, float]:
     """The level-0 work of a whole workload, by kind."""
     runs = prod(layer.iterations * layer.parallel for layer in work.layers)
     found = {work.kernel: work.work * runs}
-    inside = [(x.kernel, x.count * x.units * runs) for x in work.beside]
-    outside = [(x.kernel, x.count * x.units) for x in (*work.extra, *work.fixed)]
+    inside = [(x.kernel, x.amount * x.units * runs) for x in work.beside]
+    outside = [(x.kernel, x.amount * x.units) for x in (*work.extra, *work.fixed)]
     for name, units in (*inside, *outside):
         found[name] = found.get(name, 0.0) + units
     return {name: units for name, units in found.items() if units}

@@ -40,7 +40,7 @@ def test_stores_to_a_line_for_each_element_are_priced() -> None:
         rows, columns = (np.abs(np.diff(places, axis=a)).max() for a in (1, 2))
         sketch = gemm.match(stage, machine)
         assert sketch is not None
-        priced = sum(e.count * e.units for e in sketch.behind if e.kernel == "store")
+        priced = sum(e.amount * e.units for e in sketch.behind if e.kernel == "store")
         alone = rows > 1 and columns >= 16
         assert priced == (gemm.SCATTERED * b * m * n if alone else 0)
         seen.add(priced > 0)
