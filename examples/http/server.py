@@ -34,6 +34,8 @@ class Batcher:
     def __init__(self, library: str, wait: float):
         self.model = gtco.load(library)
         (self.input,) = self.model.inputs
+        if len(self.model.dims) != 1:
+            raise SystemExit(f"{library} has no range or list of batches: compile it with --dim")
         (sizes,) = self.model.dims.values()  # of one dimension, the batch
         self.batches, self.wait = sorted(sizes), wait
         self.waiting: queue.Queue[tuple[np.ndarray, Future[np.ndarray]]] = queue.Queue()
@@ -84,8 +86,8 @@ def handler(batcher: Batcher) -> type[BaseHTTPRequestHandler]:
                 length = int(self.headers.get("Content-Length", ""))
                 if not 0 < length <= MOST_BYTES:
                     raise ValueError(f"a body of {length} bytes: give 1 to {MOST_BYTES}")
-                sample = np.load(io.BytesIO(self.rfile.read(length)), allow_pickle=False)
-                answer = batcher.submit(sample)
+                body = io.BytesIO(self.rfile.read(length))
+                answer = batcher.submit(np.lib.format.read_array(body, allow_pickle=False))
             except (ValueError, EOFError, OSError) as error:  # what is wrong with the request
                 self.close_connection = True  # the rest of its body may be unread
                 return self._reply(400, "text/plain", f"{error}\n".encode())

@@ -230,5 +230,8 @@ def test_the_server_refuses_what_is_no_sample_and_goes_on(server) -> None:
     wrong = io.BytesIO()
     np.save(wrong, np.zeros((6,), np.float64))
     assert "a sample is float32[6], not float64[6]" in refused(wrong.getvalue())
-    assert refused(b"no npy file") and refused(wrong.getvalue()[:40])
+    assert "magic string" in refused(b"no npy file") and refused(wrong.getvalue()[:40])
+    archive = io.BytesIO()
+    np.savez(archive, np.zeros((6,), np.float32))
+    assert "magic string" in refused(archive.getvalue())
     assert urllib.request.urlopen(server, timeout=60).read() == b"ok\n"
