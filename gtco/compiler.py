@@ -32,6 +32,7 @@ from gtco.runtime.publish import kept, staging
 from gtco.runtime.writing.cross import compiler_for
 from gtco.runtime.writing.linking import publish_alone
 from gtco.support.alone import alone
+from gtco.support.counting import counted
 from gtco.support.errors import (
     OptionError,
     guarded,
@@ -261,7 +262,8 @@ def candidates_to_file(
             else:
                 artifact = cpu_candidates.bundle(run, fused, per_stage, workers)
             made = artifact.metadata["candidates"]
-            say(f"{made['kernels']} candidates of {made['stages']} stages")
+            stages = counted(made["stages"], "stage")
+            say(f"{counted(made['kernels'], 'candidate')} of {stages}")
         publish_alone(folder, artifact, run.output)
     return run.report
 

@@ -137,7 +137,8 @@ class Quantizer:
         """Observes the float model, and chooses the observer."""
         with self.phase("observe") as say:
             observed = board.observe(self.samples.chosen_by, say)
-            say(f"{len(board.switched.tensors)} tensors, {len(self.samples.chosen_by)} samples")
+            tensors = counted(len(board.switched.tensors), "tensor")
+            say(f"{tensors}, {len(self.samples.chosen_by)} samples")
         with self.phase("ranges") as say:
             wanted = self.settings.observer
             names = list(OBSERVERS) if wanted == "auto" else [wanted]

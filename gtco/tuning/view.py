@@ -17,7 +17,7 @@ HOUR = 3600.0
 
 def became(before: float, now: float) -> str:
     """Seconds before and after, with three digits or more; one number if both are the same."""
-    digits = 2 if now >= 1e-3 else 3 if now >= 1e-4 else 4
+    digits = next((n for n in range(2, 6) if now >= 10.0 ** -(n + 1)), 6)
     first, last = f"{1e3 * before:.{digits}f}", f"{1e3 * now:.{digits}f}"
     return f"{last} ms, as before" if first == last else f"{first} -> {last} ms"
 

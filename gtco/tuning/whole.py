@@ -19,6 +19,7 @@ import numpy as np
 from gtco.codegen.generate import Generated
 from gtco.search.recorded import measured_seconds
 from gtco.search.records.records import Record
+from gtco.support.counting import counted
 from gtco.tuning.alternating import LEAST_ROUNDS
 from gtco.tuning.local import LocalRunner
 from gtco.tuning.runner import Budget, Runner
@@ -51,7 +52,7 @@ class ModelVerdict:
     after: float
 
     def __str__(self) -> str:
-        went = [f"{len(self.back)} picks"] if self.back else []
+        went = [counted(len(self.back), "pick")] if self.back else []
         went += ["the partition"] if self.uncut else []
         said = f"; {' and '.join(went)} went back to what was there" if went else ""
         return f"a run of the whole model: {became(self.before, self.after)}{said}"

@@ -68,7 +68,7 @@ def test_each_stage_keeps_the_pick_that_is_faster_in_the_model() -> None:
     assert kernels(stands) == ["a", "b", "a"]
     assert [stands.choices[s.key].config.sketch for s in stands.stages] == ["a", "b", "a"]
     assert kernels(tuned) == ["b", "b", "b"], "both are left as they were"
-    assert "1 picks went back" in str(verdict)
+    assert "1 pick went back" in str(verdict)
 
 
 def test_seconds_are_those_of_all_parts_of_a_batch() -> None:

@@ -11,6 +11,7 @@ from gtco.cli import arguments
 from gtco.cli.console import say
 from gtco.cli.outputs import add_force, check_ours, here
 from gtco.runtime.publish import write_whole
+from gtco.support.counting import counted
 from gtco.support.errors import OptionError
 from gtco.support.options import check_place
 
@@ -58,7 +59,7 @@ def main(options: argparse.Namespace) -> int:
     came = Counter(record.outcome for record in found)
     stages = len({record.stage for record in found})
     say(
-        f"{output}: {len(found)} candidates of {stages} stages, "
+        f"{output}: {counted(len(found), 'candidate')} of {counted(stages, 'stage')}, "
         + ", ".join(f"{n} {outcome}" for outcome, n in came.items())
     )
     return 0

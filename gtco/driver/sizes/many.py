@@ -21,6 +21,7 @@ from gtco.driver.sizes.sharing import Sharing
 from gtco.machine.target import Target
 from gtco.runtime.artifact import MAX_STEPS
 from gtco.search.records.records import Record, Records
+from gtco.support.counting import counted
 from gtco.support.errors import OptionError
 from gtco.support.garbage import uncollected
 from gtco.support.sizes import sizes_text
@@ -179,7 +180,8 @@ class Many:
             )
         self.shared.kernels |= made
         self.shared.picks |= {key: self.sharing.picks[key] for key in made}
-        what = f"{len({k.symbol for _, k in made.values()})} kernels of {len(made)} stages"
+        kernels = counted(len({k.symbol for _, k in made.values()}), "kernel")
+        what = f"{kernels} of {counted(len(made), 'stage')}"
         self.progress("generate", time.perf_counter() - start, what)
         built: dict[Compilation, Built] = {}
         for run in runs:
