@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.support.environment import ensure_home
-from gtco.support.errors import GtcoError, InputError
+from gtco.support.errors import GtcoError, InputError, guarded
 from gtco.support.version import __version__
 
 if TYPE_CHECKING:
@@ -128,12 +128,14 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module(_HOMES[name]), name)
+        with guarded(f"gtco.{name}"):  # its package may not be installed
+            module = import_module(_HOMES[name])
+        return getattr(module, name)
     from difflib import get_close_matches
 
     close = get_close_matches(name, __all__, n=1)
     raise AttributeError(
         f"module 'gtco' has no attribute '{name}'"
         + (f": did you mean '{close[0]}'?" if close else "")
-        + " (docs/onnxruntime.md lists the names that it shares with ONNX Runtime)"
+        + " (dir(gtco) lists its names; docs/onnxruntime.md has those of ONNX Runtime)"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gtco.integrations.session_values import ModelMetadata, NodeArg, type_of
-from gtco.support.errors import InputError, OptionError
+from gtco.support.errors import InputError, OptionError, guarded
 
 
 class SessionModel:
@@ -24,9 +24,10 @@ class SessionModel:
     """
 
     def __init__(self, source: Any, sizes: Mapping[str, int], options: Mapping[str, Any]) -> None:
-        from onnx import helper
+        with guarded("gtco.InferenceSession of a model"):  # onnx may not be installed
+            from onnx import helper
 
-        from gtco.frontend.onnx import not_a_tensor, read_onnx
+            from gtco.frontend.onnx import not_a_tensor, read_onnx
 
         _check_options(options)
         own = isinstance(source, bytes | bytearray)  # a copy, which the caller does not change

@@ -388,6 +388,13 @@ except gtco.GtcoError as error:
     assert "pip install ml_dtypes" in str(error)
 else:
     raise AssertionError("bfloat16 needs ml_dtypes")
+for compiling in (lambda: gtco.compile_model, lambda: gtco.InferenceSession(b"an ONNX model")):
+    try:
+        compiling()
+    except gtco.GtcoError as error:
+        assert "which is not installed" in str(error), error
+    else:
+        raise AssertionError("compiling needs more")
 print("done")
 """
 
