@@ -38,7 +38,7 @@ def gpu_here() -> Gpu:
     except ArtifactError as error:
         raise OptionError(
             f"gtco bench --target cuda times on this machine's GPU: {error}. A machine without one "
-            "compiles (gtco compile --target cuda:sm_80, python -m bench gpu prepare)"
+            "compiles (gtco compile --target cuda:sm_80, python -m gtco.bench gpu prepare)"
         ) from error
 
 

@@ -69,23 +69,23 @@ def target(name: str | Machine = "native") -> Machine:
     if name not in CPUS:
         known = ", ".join(("native", *CPUS))
         raise OptionError(
-            f"unknown target '{name}'{_hint(name.lower())}. Known: {known}; for GPUs cuda: and one "
+            f"unknown target '{name}'{_hint(name.lower())} Known: {known}; for GPUs cuda: and one "
             f"or several of {', '.join(ARCHITECTURES)}, or {', '.join(GPUS)}"
         )
     return CPUS[name]
 
 
 def _hint(name: str) -> str:
-    """What to use instead of an unknown target."""
+    """The end of a sentence: what to use instead of an unknown target."""
     for nearest, names in (*NEAREST.items(), *ARM_NEAREST.items()):
         if name in names.split():
-            return f": gtco has no table of this CPU; take --target {nearest}, whose code it runs"
+            return f": gtco has no table of this CPU; take --target {nearest}, whose code it runs."
     if name in OLDER:
-        return ": CPUs of that kind lack AVX2 or FMA, the least that gtco generates code for"
+        return ": CPUs of that kind lack AVX2 or FMA, the least that gtco generates code for."
     if name in ARCHITECTURES or f"cuda:{name}" in GPUS:
-        return f": for a GPU write --target cuda:{name}"
+        return f": for a GPU write --target cuda:{name}."
     close = difflib.get_close_matches(name, ["native", *CPUS], n=2, cutoff=0.6)
-    return f": did you mean {' or '.join(close)}" if close else ""
+    return f": did you mean {' or '.join(close)}?" if close else "."
 
 
 def cpu_target(name: str | Machine = "native") -> Target:

@@ -47,7 +47,7 @@ def test_without_a_gpu_there_is_one_error(
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1
     assert said.err.startswith("error: gtco bench --target cuda times on this machine's GPU: there")
-    assert "python -m bench gpu prepare" in said.err
+    assert "python -m gtco.bench gpu prepare" in said.err
 
 
 def test_a_driver_that_does_not_start_is_named(
