@@ -257,8 +257,10 @@ class Library:
         """The digests of the model in each of its shapes. None if a model has none."""
         from gtco.frontend.digest import digest_of
 
-        runs = self.compilations[: 1 if self.one_source else None]
-        found = [digest_of(run.source.opened(run.options)) for run in runs]
+        found = []
+        for number, run in enumerate(self.compilations[: 1 if self.one_source else None]):
+            with at_sizes({} if self.one_source else self.plan.sizes[number]):
+                found.append(digest_of(run.source.opened(run.options)))
         return None if None in found else [*map(str, found)]
 
     def verify_fetched(self, folder: Path) -> None:

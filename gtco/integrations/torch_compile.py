@@ -328,12 +328,12 @@ class TracedGraph(torch.nn.Module):
             else:
                 self.arguments[number] = value
 
-    def forward(self, *inputs: Any) -> tuple[Any, ...]:
+    def forward(self, *args: Any) -> tuple[Any, ...]:
         values = list(self.arguments)
         for number in range(len(values)):
             if hasattr(self, f"weight_{number}"):
                 values[number] = getattr(self, f"weight_{number}")
-        for number, value in zip(self.fed, inputs, strict=True):
+        for number, value in zip(self.fed, args, strict=True):
             values[number] = value.clone() if number in self.facts.written else value
         if self.batch is not None:
             size = self.batch.of(values)

@@ -45,13 +45,16 @@ def names_of_arguments(module: Any, example_inputs: Any) -> list[str]:
 
 
 def _names(module: Any, count: int) -> list[str]:
-    """The names of the first arguments of the module's forward."""
+    """The names of the first arguments of the module's forward. Those of ``*rest`` are ``rest_0``,
+    ``rest_1``, as the inputs of the program are called.
+    """
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     found = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [*found, *(f"args_{n}" for n in range(max(0, count - len(found))))][:count]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return [*found, *(f"{rest}_{n}" for n in range(max(0, count - len(found))))][:count]
 
 
 def _resized(tensor: Any, axis: int, size: int) -> Any:

@@ -26,7 +26,7 @@ from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.writing.linking import write_artifact
-from gtco.support.errors import InputError, OptionError, ShapeError
+from gtco.support.errors import InputError, ModelError, OptionError, ShapeError
 from gtco.support.options import Tune
 from gtco.support.sizes import fixed_sizes, sizes_of_variants
 from tests.by_constants import by_constants
@@ -218,6 +218,35 @@ def test_a_module_and_its_example(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=said):
             compile_to_file(net, tmp_path / "m.so", example, dims=wrong)
+
+
+def test_a_module_that_takes_any_number_of_arguments() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any, *rest: Any) -> Any:
+            return x * rest[0] - rest[1]
+
+    example = torch.zeros(2, 5), torch.ones(2, 1), torch.ones(5)
+    with compile_model(Net(), example, dims={"x.0,rest_0.0": [1, 3]}) as compiled:
+        assert [spec.name for spec in compiled.inputs] == ["x", "rest_0", "rest_1"]
+        for batch in (1, 3):
+            x, scale, shift = torch.randn(batch, 5), torch.randn(batch, 1), torch.randn(5)
+            torch.testing.assert_close(compiled(x, scale, shift), x * scale - shift)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("sizes", [[3, 2], "2..4"])
+def test_a_module_that_cannot_be_traced_at_a_size(sizes: Any, cache: bool) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any, y: Any) -> Any:
+            return x + y
+
+    example = torch.zeros(2, 5), torch.ones(2, 5)
+    with pytest.raises(ModelError, match=r"at x\.0=[34]: torch.export cannot trace Net"):
+        compile_model(Net(), example, dims={"x.0": sizes}, cache=cache)
 
 
 def test_a_program_with_dynamic_dimensions(tmp_path: Path) -> None:
