@@ -154,9 +154,11 @@ def _sizes(key: str, given: Any) -> list[int] | Range:
         return given
     if isinstance(given, str) and (found := Range.parse(given)):
         return found
-    if isinstance(given, str) or not hasattr(given, "__iter__"):
-        given = [given]
-    sizes = list(given)
+    sizes: list[Any]
+    if isinstance(given, str):  # a list as the command line takes it
+        sizes = [int(size) if size.isdecimal() else size for size in given.split(",")]
+    else:
+        sizes = list(given) if hasattr(given, "__iter__") else [given]
     for size in sizes:
         if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
             raise OptionError(

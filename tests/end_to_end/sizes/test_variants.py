@@ -290,6 +290,7 @@ def test_tuned_together(tmp_path: Path) -> None:
         ({"batch": [1, -2]}, "whole numbers of 1 or more"),
         ({"batch": "1-64"}, "or a range, such as"),
         ({"batch": [1.5]}, "whole numbers of 1 or more"),
+        ({"batch": "1,,4"}, r"dims\['batch'\]='1,,4': give a list of whole numbers"),
         ({"batch": [1, True]}, "whole numbers of 1 or more"),
         ({"batch": range(1, 4098)}, "4097 variants, and one library has at most 4096"),
         ({"x.0": range(1, 81), "x.1": range(1, 61)}, "80 x 60 sizes are 4800 variants"),
@@ -301,6 +302,10 @@ def test_tuned_together(tmp_path: Path) -> None:
 def test_lists_that_are_refused(dims: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=said):
         compile_to_file(batched(), tmp_path / "m.so", dims=dims)
+
+
+def test_a_list_as_the_command_line_takes_it() -> None:
+    assert sizes_of_variants({"batch": "1,4,16"}) == [{"batch": size} for size in BATCHES]
 
 
 def test_dims_that_the_model_or_another_option_does_not_take(tmp_path: Path) -> None:
@@ -321,6 +326,7 @@ def test_dims_that_the_model_or_another_option_does_not_take(tmp_path: Path) -> 
 def test_lists_of_one_size_are_static() -> None:
     dims = {"batch": [3], "x.1": 4}
     assert sizes_of_variants(dims) == [{}] and fixed_sizes(dims) == {"batch": 3, "x.1": 4}
+    assert fixed_sizes({"batch": "3"}) == {"batch": 3}
     with compile_model(batched(), dims={"batch": [3]}) as compiled:
         assert compiled.dims == {} and compiled.inputs[0].shape == (3, TOKENS, WIDTH)
         assert len(compiled.stages) == 3
