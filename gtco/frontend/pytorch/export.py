@@ -144,11 +144,24 @@ def _export(torch: Any, model: Any, example_inputs: Any) -> tuple[Any, list[str]
         raise ModelError(
             f"torch.export cannot trace {type(model).__name__}: {first_line(error)}. Make its "
             "forward free of control flow that depends on data, and give example_inputs in "
-            "the form in which it is called"
+            f"the form in which it is called{_other_ways(error)}"
         ) from error
     finally:
         for module in training:
             module.training = True
+
+
+def _other_ways(error: Exception) -> str:
+    """What else to try, where torch.export took a tensor's values for unknown. It does so with
+    those of constants too, such as the grid of patches in Qwen2-VL.
+    """
+    if "data-dependent" not in str(error):
+        return ""
+    return (
+        ". If they are values of constants alone, torch.onnx.export(model, args, 'model.onnx', "
+        "dynamo=False) writes a file with them, and torch.compile(model, backend='gtco') runs "
+        "what cannot be traced in Python"
+    )
 
 
 def _export_tensors(

@@ -209,6 +209,12 @@ def test_an_unknown_keyword_is_named() -> None:
         load_pytorch(Module(lambda x, other, scale: x), {"image": X})
 
 
+def test_values_of_constants_that_the_trace_asks_for_have_another_way() -> None:
+    module = Module(lambda x, *_: x * 2 if torch.tensor([1, 2]).tolist()[1] == 2 else x)
+    with pytest.raises(ModelError, match=r"data-dependent.*constants alone, torch\.onnx\.export"):
+        load_pytorch(module, (X,))
+
+
 OUTPUTS: dict[str, tuple[Callable[..., Any], dict[str, float]]] = {
     "dictionary": (lambda x, *_: {"b": x, "a": None, "c": x * 2}, {"b": 1, "c": 2}),
     "nested": (
