@@ -26,6 +26,12 @@ def here(file: Path, suffix: str) -> Path:
 
 def libraries(models: Sequence[Path], output: Path | None) -> list[Path]:
     """The library of each model. ``output`` names the library if there is only one model."""
+    for model in models:
+        if output is None and model.suffix == ".so":
+            raise OptionError(
+                f"'{model}' is named as a library: this command takes models, such as an ONNX "
+                "file; gtco run, inspect, report and bench take libraries"
+            )
     found = [output or here(model, ".so") for model in models]
     for path in found:
         if path.suffix != ".so":

@@ -23,6 +23,7 @@ from gtco.runtime.writing.cross import compiler_for
 from gtco.search.records.records import Record, Records
 from gtco.search.records.shipped import shipped
 from gtco.support.alone import alone
+from gtco.support.environment import cache_bytes
 from gtco.support.errors import REPORT, InternalError, RecordError, VerificationError
 from gtco.support.options import CompileOptions, Tune
 
@@ -77,6 +78,7 @@ def make_libraries(libraries: Sequence[Library], options: CompileOptions) -> Non
 
 def _check(libraries: Sequence[Library], options: CompileOptions) -> None:
     """Says what is missing or impossible before the work is done."""
+    cache_bytes()  # raises if the environment does not say a number
     for compilation in (c for library in libraries for c in library.compilations):
         model = compilation.source.model
         check_source(model)

@@ -96,6 +96,15 @@ def test_a_report_replaces_nothing_that_is_read(tmp_path, monkeypatch, capsys):
     assert Path("m.onnx").read_bytes() == Path("m.so").read_bytes() == b"mine"
 
 
+def test_a_library_in_the_place_of_a_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("m.so").write_bytes(b"mine")
+    for command in ("compile m.so", "tune m.so"):
+        assert cli.main(command.split()) == 1
+        assert "'m.so' is named as a library: this command takes models" in capsys.readouterr().err
+    assert Path("m.so").read_bytes() == b"mine"
+
+
 def test_what_is_written_replaces_nothing_else_of_the_command(tmp_path, monkeypatch, capsys):
     """Nothing that is read, and nothing that is written beside it, also with --force."""
     monkeypatch.chdir(tmp_path)

@@ -219,6 +219,20 @@ def test_the_size_from_the_environment(monkeypatch):
             environment.cache_bytes()
 
 
+def test_a_wrong_size_is_said_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("GTCO_CACHE_GB", "four")
+    phases = []
+    for cache in (True, False):
+        with pytest.raises(OptionError, match="GTCO_CACHE_GB='four'"):
+            gtco.compile_to_file(
+                tmp_path / "none.onnx",
+                tmp_path / "m.so",
+                cache=cache,
+                progress=lambda name, *_: phases.append(name),
+            )
+    assert not phases
+
+
 def test_the_command_lines_option():
     import argparse
 
