@@ -117,11 +117,8 @@ static gtco_status samples_of(const gtco_parts* parts, const int64_t* const* sha
     if (axis < 0) continue;
     const int64_t size = shapes[i][axis];
     if (!is_size(parts, size))
-      return gtco_fail(message, GTCO_ERROR_ARGUMENT,
-                       "gtco_set_shapes: '%s' (axis %d of input '%s') is %lld, and this model was compiled for %lld to "
-                       "%lld in steps of %lld; gtco compile --dim '%s=LOW..HIGH:STEP' gives another range",
-                       range->symbol, axis, plan->inputs[i].name, (long long)size, (long long)range->low,
-                       (long long)range->high, (long long)range->step, range->symbol);
+      return gtco_out_of_range(message, plan->inputs[i].name, axis, range->symbol, size, range->low, range->high,
+                               range->step);
     if (first >= 0 && size != *samples)
       return gtco_fail(message, GTCO_ERROR_ARGUMENT,
                        "gtco_set_shapes: '%s' is %lld in input '%s' and %lld in input '%s'; sizes of one name are equal "

@@ -54,6 +54,17 @@ static const gtco_named_range* range_named(const char* symbol) {
   return NULL;
 }
 
+gtco_status gtco_out_of_range(char* message, const char* input, int axis, const char* symbol, int64_t size, int64_t low,
+                              int64_t high, int64_t step) {
+  char steps[48] = "";
+  if (step > 1) snprintf(steps, sizeof steps, " in steps of %lld", (long long)step);
+  return gtco_fail(message, GTCO_ERROR_ARGUMENT,
+                   "gtco_set_shapes: '%s' (axis %d of input '%s') is %lld, and this model was compiled for %lld to "
+                   "%lld%s; gtco compile --dim '%s=LOW..HIGH%s' gives another range",
+                   symbol, axis, input, (long long)size, (long long)low, (long long)high, steps, symbol,
+                   step > 1 ? ":STEP" : "");
+}
+
 gtco_status gtco_refuse_shapes(const int64_t* const* shapes, char* message) {
   list given = {"", 0};
   for (int i = 0; i < plan->num_inputs; ++i) {
@@ -72,11 +83,7 @@ gtco_status gtco_refuse_shapes(const int64_t* const* shapes, char* message) {
                          axis, info->name, (long long)size, known.text);
       const gtco_named_range* range = range_named(symbol);
       if (range)
-        return gtco_fail(message, GTCO_ERROR_ARGUMENT,
-                         "gtco_set_shapes: '%s' (axis %d of input '%s') is %lld, and this model was compiled for %lld to "
-                         "%lld in steps of %lld; gtco compile --dim '%s=LOW..HIGH:STEP' gives another range",
-                         symbol, axis, info->name, (long long)size, (long long)range->low, (long long)range->high,
-                         (long long)range->step, symbol);
+        return gtco_out_of_range(message, info->name, axis, symbol, size, range->low, range->high, range->step);
       return gtco_fail(message, GTCO_ERROR_ARGUMENT,
                        "gtco_set_shapes: '%s' (axis %d of input '%s') is %lld, and this model was compiled for %s; gtco "
                        "compile --dim '%s=%s,...' adds sizes",

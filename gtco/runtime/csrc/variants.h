@@ -14,6 +14,10 @@ gtco_status gtco_check_shapes(const int64_t* const* shapes, char* message);
  * where a range has its samples are passed over. */
 gtco_status gtco_refuse_shapes(const int64_t* const* shapes, char* message);
 
+/* GTCO_ERROR_ARGUMENT, and a message: `size` is outside of the range of `symbol`, or off its step. */
+gtco_status gtco_out_of_range(char* message, const char* input, int axis, const char* symbol, int64_t size, int64_t low,
+                              int64_t high, int64_t step);
+
 /* Finds the variant of these input shapes. If no variant has them, it returns GTCO_ERROR_ARGUMENT, and the message lists
  * the sizes of the variants. */
 gtco_status gtco_find_variant(const int64_t* const* shapes, const gtco_variant** found, char* message);
