@@ -16,8 +16,8 @@ from gtco.search.calibration.rates import RateTable
 @contextmanager
 def by_constants() -> Iterator[None]:
     """Compiles of this process price by the constants of their target. A test that counts kernels
-    or layouts needs it: the table of this machine was measured beside other tests, and any pick may
-    be the best by such a table.
+    or layouts, or asks what is multiplied, needs it: the table of this machine was measured beside
+    other tests, and any pick may be the best by such a table.
     """
 
     def constants(machine: Target, *_: object) -> MachineTable:
