@@ -23,7 +23,7 @@ from gtco.support.options import (
     check_place,
     whole_number,
 )
-from gtco.support.sizes import Range, names_of
+from gtco.support.sizes import Range, names_of, sizes_in
 
 T = TypeVar("T")
 _LIKE_A_RANGE = re.compile(r"\d+(\.\.\.?|:|-)\d.*")  # 1-64, 1:64; 1..64 is one
@@ -54,13 +54,13 @@ def dim(text: str) -> tuple[str, list[int] | Range]:
             f"'{text}': a range is NAME=LOW..HIGH or NAME=LOW..HIGH:STEP, such as {name}=1..64, "
             f"and sizes that matter most come behind an @, such as {name}=1..64@1,8"
         )
-    sizes = value.split(",")
-    if not name or not all(size.isdecimal() and int(size) >= 1 for size in sizes):
+    sizes = sizes_in(value)
+    if not name or sizes is None:
         raise argparse.ArgumentTypeError(
             f"'{text}' is not NAME=SIZE,SIZE,... with sizes of 1 or more, such as batch=1,4,16, "
             "and no range NAME=LOW..HIGH, such as batch=1..64"
         )
-    return name, list(map(int, sizes))
+    return name, sizes
 
 
 def input_file(text: str) -> tuple[str, Path]:

@@ -274,7 +274,7 @@ class AnalyticPolicy(PricingPolicy):
                 load += seconds
                 latency = max(latency, level.latency if stream.nbytes else 0.0)
             for stream in stores:
-                store += self._transfer(stream, cores)[0]
+                store += self.transfer(stream, cores)
             if load:
                 first += latency  # eq. 2
             time *= iterations

@@ -149,14 +149,22 @@ def check_dims(dims: Any, shapes: Mapping[str, Any]) -> None:
         )
 
 
+def sizes_in(text: str) -> list[int] | None:
+    """``1,4,16`` as [1, 4, 16]; None if it is no list of sizes of 1 or more."""
+    sizes = text.split(",")
+    if not all(size.isdecimal() and int(size) >= 1 for size in sizes):
+        return None
+    return list(map(int, sizes))
+
+
 def _sizes(key: str, given: Any) -> list[int] | Range:
     if isinstance(given, Range):
         return given
     if isinstance(given, str) and (found := Range.parse(given)):
         return found
     sizes: list[Any]
-    if isinstance(given, str):  # a list as the command line takes it
-        sizes = [int(size) if size.isdecimal() else size for size in given.split(",")]
+    if isinstance(given, str):
+        sizes = sizes_in(given) or [given]
     else:
         sizes = list(given) if hasattr(given, "__iter__") else [given]
     for size in sizes:

@@ -38,6 +38,18 @@ def tools() -> tuple[str, str]:
     return compiler, emulator
 
 
+def emulated(emulator: list[str], command: list[str], folder: Path) -> None:
+    """Runs a program for AArch64, with the emulator's name and options, in the folder."""
+    done = subprocess.run(
+        [*emulator, "-L", AARCH64.libraries, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+
+
 def featured(*features: str, cores: int = 3) -> Target:
     """An AArch64 with these features and some cores."""
     return replace(ARM_TARGETS["aarch64"], features=features, cores=cores)
@@ -94,15 +106,7 @@ class Batch:
         with (folder / "jobs").open("wb") as file:
             for job in self.jobs:
                 file.write(b"".join(_described(job)))
-        command = [emulator, "-cpu", self.cpu, "-L", AARCH64.libraries]
-        done = subprocess.run(
-            [*command, "./run", "./k.so", "jobs", "results"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+        emulated([emulator, "-cpu", self.cpu], ["./run", "./k.so", "jobs", "results"], folder)
         data, at = (folder / "results").read_bytes(), 0
         for job in self.jobs:
             found = np.frombuffer(data[at : at + job.output.nbytes], np.dtype(job.output.dtype))

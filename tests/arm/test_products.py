@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gtco.machine.isa import AARCH64
 from gtco.runtime.convolutions import Convolution
 from gtco.tensor.nest.open import FEEDS
-from tests.arm.emulation import SECONDS, tools
+from tests.arm.emulation import emulated, tools
 from tests.driver import test_convolutions, test_products
 from tests.driver.any_size import compiled
 
@@ -38,14 +37,7 @@ def run(folder: Path, jobs: bytes) -> BytesIO:
     (folder / "jobs").write_bytes(jobs)
     link = [compiler, "-O1", "-I.", str(PROGRAM), library.name, "-Wl,-rpath,$ORIGIN", "-o", "run"]
     subprocess.run(link, cwd=folder, check=True)
-    done = subprocess.run(
-        [emulator, "-cpu", "cortex-a53", "-L", AARCH64.libraries, "./run", "jobs", "results"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    emulated([emulator, "-cpu", "cortex-a53"], ["./run", "jobs", "results"], folder)
     return BytesIO((folder / "results").read_bytes())
 
 
